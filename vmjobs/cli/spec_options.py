@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -157,31 +157,12 @@ def split_pairs(items: tuple[str, ...], option: str) -> dict[str, str]:
     return dict(item.split("=", 1) for item in items)
 
 
-def read_script(path: Path) -> str:
-    """Return the script's text.
-
-    Raises:
-        InvalidSpec: the script cannot be read, is empty, or is not text.
-    """
-    text = _read_text(path, "script")
-    if not text:
-        why = f"{path} is empty"
-        raise InvalidSpec(why, faults=[Fault("script", "empty", why)])
-    return text
-
-
 def _read_text(path: Path, field: str) -> str:
     try:
         return path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         why = f"cannot read {path}: {reason_of(error)}"
         raise InvalidSpec(why, faults=[Fault(field, "unreadable", why)]) from error
-
-
-def strategy_of(script: str | None, fields: Mapping[str, Any]) -> str:
-    """Return the default of ``--strategy``."""
-    own_rules = any(fields.get(name) is not None for name in ("exit", "ready", "user_data"))
-    return Strategy.SCRIPT if script is not None and not own_rules else Strategy.IMAGE
 
 
 def build_spec(
@@ -200,12 +181,18 @@ def build_spec(
     if fields.pop("program", False) and script is not None:
         arguments, script = (script, *arguments), None
     pairs = split_pairs(environment, "--env")
-    fields["strategy"] = fields.get("strategy") or strategy_of(script, fields)
+    own_rules = any(fields.get(name) is not None for name in ("exit", "ready", "user_data"))
+    default = Strategy.SCRIPT if script is not None and not own_rules else Strategy.IMAGE
+    fields["strategy"] = fields.get("strategy") or default
     if user_data := fields.get("user_data"):
         fields["user_data"] = _read_text(user_data, "user_data")
+    text = ""
+    if script is not None and not (text := _read_text(Path(script), "script")):
+        why = f"{Path(script)} is empty"
+        raise InvalidSpec(why, faults=[Fault("script", "empty", why)])
     data = {
         **{name: value for name, value in fields.items() if value is not None},
-        "script": read_script(Path(script)) if script is not None else "",
+        "script": text,
         "arguments": arguments,
         "environment": pairs,
         "inputs": described,
