@@ -61,6 +61,7 @@ COMMANDS: Final[CommandTable] = {
         ),
         "boot": Command("node.cli.gateway.lifecycle:boot", "Start VMs, and wait until they are up."),
         "stop": Command("node.cli.gateway.lifecycle:stop", "Shut VMs down."),
+        "upgrade": Command("node.cli.gateway.upgrade:upgrade", "Switch VMs to the current images."),
         "show": Command("node.cli.gateway.show:show", "Show a gateway and its VMs."),
         "console": Command("node.cli.gateway.show:console", "Print the console of a VM."),
         "ssh": Command("node.cli.gateway.ssh:ssh", "Log in to a VM, or run a command in it."),

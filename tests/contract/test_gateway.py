@@ -199,6 +199,39 @@ def test_an_upgrade_takes_the_image_as_it_is_now_and_keeps_the_data(site: Site) 
     site.do("delete", "--yes")
 
 
+def test_a_vm_is_upgraded_while_others_run_and_gets_its_old_image_back_if_it_is_not_up(
+    site: Site,
+) -> None:
+    store, tag = ImageStore(IMAGES), f"now-{os.getpid()}"
+    old, new = store.resolve("generic"), build("hep", store, ROOT / "build" / "work").digest
+    broken = store.resolve("generic-aarch64")  # no image for this hypervisor
+    (site.folder / "one.yaml").write_text(
+        declaration("one").replace("worker, image: generic", f"worker, image: upgraded:{tag}")
+    )
+    try:
+        store.tag("upgraded", tag, old)
+        site.do("install", "one.yaml")
+        site.supervise("one")
+        site.do("boot")
+        assert "wn: has the current image" in site.do("upgrade")
+        store.tag("upgraded", tag, new)
+        assert f"wn: image {new}" in site.do("upgrade")
+        assert "root fresh" in site.said("one", "wn")
+        store.tag("upgraded", tag, broken)
+        why = site.refused("upgrade", "wn", "--timeout", f"{SECONDS:.0f}")
+    finally:
+        store.untag("upgraded", tag)
+    assert f"wn is not up with its new image {broken}" in why
+    assert "it has its old image again, and is up" in why
+    said = site.said("one", "wn")
+    assert "boot 3 of wn.test.example" in said, "its data was kept"
+    assert "root 2" in said, "and its root disk, of the image that it has"
+    assert site.shown("one")["wn"]["image"] == new
+    assert site.shown("one")["ce"]["incarnation"] == 1, "the other was left alone"
+    assert len(site.image_tags("one")) == 2
+    site.do("delete", "--yes")
+
+
 @pytest.mark.soak
 def test_two_gateways_of_the_same_addresses_do_not_meet(site: Site) -> None:
     for name in ("one", "two"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from contextlib import suppress
 from datetime import UTC, datetime
 from ipaddress import IPv4Address
 from pathlib import Path
@@ -11,14 +12,21 @@ from typing import Any
 import pytest
 
 from tests.kit.gateway_specs import gateway_spec
+from vmjobs.agent.cluster_vms import persistent_disks
 from vmjobs.cluster.vm_state import Goal, Phase
 from vmjobs.cluster.wire import ClusterVmReport, ClusterVmReports, PoolToken
 from vmjobs.errors import Conflict, Forbidden, InvalidSpec, NotFound, Unavailable
 from vmjobs.gateway.assignments import GatewayAssignments, GatewayVmState, ScriptStatus, vm_state
 from vmjobs.gateway.control import Message, SupervisorClient, serve_commands
-from vmjobs.gateway.directory import GatewayDirectory, InstalledGateway, network_files, vm_id
+from vmjobs.gateway.directory import (
+    ROOT_DISK,
+    GatewayDirectory,
+    InstalledGateway,
+    network_files,
+    vm_id,
+)
 from vmjobs.gateway.spec import Gateway, GatewayRole, parse_gateway
-from vmjobs.model import HypervisorKind
+from vmjobs.model import Digest, HypervisorKind
 
 CE = gateway_spec()["machines"]["ce"]
 
@@ -259,6 +267,41 @@ def test_disks_are_sparse_and_made_once(place: GatewayDirectory) -> None:
     installed = place.installed()
     place.prepare(installed, installed.gateway.machines[0])
     assert disk.read_bytes() == b"data"
+
+
+@pytest.mark.parametrize("killed_before", ["store_root", "save", "take_stored_root", ""])
+def test_a_root_disk_stays_with_the_image_that_it_was_made_for(
+    place: GatewayDirectory, monkeypatch: pytest.MonkeyPatch, killed_before: str
+) -> None:
+    """Wherever the switch is killed."""
+    old, new = (Digest("sha256:" + digit * 64) for digit in "12")
+    root = place.disks("ce") / ROOT_DISK
+    root.write_text(old)
+
+    def switch(digest: Digest) -> None:
+        with monkeypatch.context() as patch:
+            for target in (place, persistent_disks):
+                if hasattr(target, killed_before):
+                    patch.setattr(target, killed_before, die)
+            with suppress(KeyboardInterrupt):
+                place.switch_image("ce", digest)
+        GatewayDirectory(place.directory).finish_switch("ce")
+        present = place.installed().images["ce"]
+        assert not root.exists() or root.read_text() == present
+        if present == digest and not root.exists():
+            root.write_text(digest)
+
+    for digest in (new, old, new):
+        switch(digest)
+    present = place.installed().images["ce"]
+    assert root.read_text() == present
+    assert (present == new) is (killed_before in ("", "take_stored_root"))
+    persistent_disks.drop_stored_roots(place.disks("ce"))
+    assert [path.name for path in place.disks("ce").glob("root*")] == [ROOT_DISK]
+
+
+def die(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 def test_one_supervisor_at_a_time_where_something_is_installed(place: GatewayDirectory) -> None:

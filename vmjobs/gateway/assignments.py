@@ -155,6 +155,12 @@ class GatewayAssignments:
             self.place.save_wanted(self._wanted)
             self._notify_change()
 
+    def reload(self) -> None:
+        """Use the images that are installed now, for VMs that start from now on."""
+        with self._changed:
+            self.installed = self.place.installed()
+            self._notify_change()
+
     def clear_frozen(self, vm: str) -> None:
         """Clear a VM's frozen status, before a request to freeze its data."""
         with self._changed:

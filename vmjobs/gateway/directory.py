@@ -112,6 +112,24 @@ class GatewayDirectory:
         )
         persistent_disks.make(paths.kept, vm_id(vm.name), vm.disk * MIB)
 
+    def switch_image(self, vm: str, digest: Digest) -> InstalledGateway:
+        """Give a stopped VM another image; return what is installed now.
+
+        The root disk is stored with its image; a stored one of the new image returns. If it is killed,
+        :meth:`finish_switch` completes it.
+        """
+        installed = self.installed()
+        persistent_disks.store_root(self.disks(vm), _root_label(installed.images[vm]))
+        changed = installed.model_copy(update={"images": {**installed.images, vm: digest}})
+        self.save(changed)
+        persistent_disks.take_stored_root(self.disks(vm), _root_label(digest))
+        return changed
+
+    def finish_switch(self, vm: str) -> None:
+        """Let a stopped VM have the root disk of its image, if it is stored."""
+        label = _root_label(self.installed().images[vm])
+        persistent_disks.take_stored_root(self.disks(vm), label)
+
     def remove(self, vm: str) -> None:
         """Remove all files of a stopped VM; repeated calls are harmless."""
         shutil.rmtree(self.vms / vm_id(vm), ignore_errors=True)
@@ -160,6 +178,10 @@ class GatewayDirectory:
         """
         busy = Conflict(f"a supervisor of {self.directory} runs already")
         return file_lock(self.directory / "supervisor.lock", busy, patience)
+
+
+def _root_label(digest: str) -> str:
+    return digest.removeprefix("sha256:")[:16]
 
 
 def vm_order(

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from rich.console import Console
 
-from vmjobs.cli.common import OWN_COMMAND, config
+from vmjobs.cli.common import OWN_COMMAND, config, echo
 from vmjobs.errors import Conflict, HypervisorError, InvalidRequest, NotFound, Unavailable
-from vmjobs.gateway.assignments import ALIVE_PHASES
+from vmjobs.gateway.assignments import ALIVE_PHASES, GatewayVmState
 from vmjobs.gateway.control import SupervisorClient
 from vmjobs.gateway.directory import GatewayDirectory, InstalledGateway
 from vmjobs.gateway.spec import GATEWAY_HYPERVISOR, Gateway
@@ -31,6 +32,8 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 #: Seconds in which a supervisor must be ready; it probes the hypervisor first.
 READY_SECONDS = 90.0
 READY_LINE = b"ready\n"
+#: Failures of a VM in a row after which commands do not wait for it.
+MAX_FAILURES = 3
 #: Seconds between two connection attempts while another process starts the supervisor.
 POLL_SECONDS = 0.2
 
@@ -216,6 +219,43 @@ def watch_vms(control: SupervisorClient, seconds: float) -> Iterator[dict[str, d
         answer = control.ask("show", seen=seen, wait=min(left, 10.0))
         seen = answer["revision"]
         yield answer["machines"]
+
+
+def wait_for_vms(
+    control: SupervisorClient,
+    names: Sequence[str],
+    seconds: float,
+    state: GatewayVmState,
+) -> list[tuple[str, dict[str, Any]]]:
+    """Wait until all VMs have a state; print state changes; return the other VMs.
+
+    For VMs that are to be up it ends sooner if each of the others is down, or has failed several times
+    meanwhile: the supervisor keeps trying.
+    """
+    terminal = Console(stderr=True)
+    last: dict[str, str] = {}
+    failures: dict[str, int] = {}
+    vms: dict[str, dict[str, Any]] = {}
+
+    def has_failed(name: str) -> bool:
+        if state is not GatewayVmState.UP:
+            return False
+        count = int(vms[name].get("failures", 0))
+        before = failures[name] = min(count, failures.get(name, count))
+        return count - before >= MAX_FAILURES or vms[name]["state"] == GatewayVmState.DOWN
+
+    with terminal.status("waiting") as status:
+        for vms in watch_vms(control, seconds):
+            for name in names:
+                text = f"{vms[name]['state']} {vms[name]['message']}".strip()
+                if last.get(name) != text:
+                    echo(f"{name}: {text}")
+                    last[name] = text
+            waiting = [name for name in names if vms[name]["state"] != state]
+            status.update(f"waiting for {', '.join(waiting)}")
+            if all([has_failed(name) for name in waiting]):  # noqa: C419 - it counts for each
+                break
+    return [(name, vms[name]) for name in names if vms[name]["state"] != state]
 
 
 def running_vms(place: GatewayDirectory) -> set[str]:

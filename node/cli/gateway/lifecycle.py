@@ -6,12 +6,9 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import click
-from rich.console import Console
 
 from node.cli.gateway.common import (
     READY_LINE,
@@ -20,11 +17,12 @@ from node.cli.gateway.common import (
     gateway_options,
     is_stopped,
     role_kit,
+    running_vms,
     select_vms,
     untag_image,
     vm_services_factory,
     vms_argument,
-    watch_vms,
+    wait_for_vms,
 )
 from node.cli.gateway.enable import remove_units
 from vmjobs.cli.common import config, echo
@@ -36,8 +34,6 @@ from vmjobs.gateway.directory import DRAIN_SECONDS
 
 #: Seconds that a supervisor may take to exit.
 EXIT_SECONDS = 30.0
-#: Failures in a row after which ``boot`` stops waiting; the supervisor keeps trying.
-MAX_FAILURES = 3
 
 
 @click.command()
@@ -59,9 +55,11 @@ def boot(vms: tuple[str, ...], name: str | None, state_dir: Path | None, timeout
         raise InvalidRequest(
             f"not installed: {', '.join(absent)}", hint=f"vmjobs gateway install FILE {absent[0]}"
         )
+    for vm in sorted(set(wanted) - running_vms(place)):
+        place.finish_switch(vm)  # an upgrade was killed
     with connect_supervisor(place) as control:
         control.ask("want", run=wanted)
-        left = _wait(control, wanted, timeout, lambda m: m["state"] == GatewayVmState.UP, _has_failed)
+        left = wait_for_vms(control, wanted, timeout, GatewayVmState.UP)
     if left:
         listing = "; ".join(f"{name} is {m['state']}: {m['message']}".rstrip(": ") for name, m in left)
         raise HypervisorError(
@@ -80,41 +78,12 @@ def stop(vms: tuple[str, ...], name: str | None, state_dir: Path | None) -> None
     with connect_supervisor(place) as control:
         control.ask("want", stop=wanted)
         seconds = 2.0 * DRAIN_SECONDS
-        left = _wait(control, wanted, seconds, lambda m: m["state"] == GatewayVmState.STOPPED)
+        left = wait_for_vms(control, wanted, seconds, GatewayVmState.STOPPED)
         if left:
             raise HypervisorError(f"not stopped: {', '.join(name for name, _ in left)}")
         every = control.ask("show")["machines"].values()
         if all(vm["state"] == GatewayVmState.STOPPED and not vm["wanted"] for vm in every):
             control.ask("idle")  # a supervisor in the background then ends
-
-
-def _has_failed(vm: dict[str, Any]) -> bool:
-    return int(vm.get("failures", 0)) >= MAX_FAILURES or vm["state"] == GatewayVmState.DOWN
-
-
-def _wait(
-    control: SupervisorClient,
-    names: list[str],
-    seconds: float,
-    is_done: Callable[[dict[str, Any]], bool],
-    has_failed: Callable[[dict[str, Any]], bool] = lambda _vm: False,
-) -> list[tuple[str, dict[str, Any]]]:
-    """Wait until all VMs are ``is_done``; print state changes; return the other VMs."""
-    terminal = Console(stderr=True)
-    last: dict[str, str] = {}
-    vms: dict[str, dict[str, Any]] = {}
-    with terminal.status("waiting") as status:
-        for vms in watch_vms(control, seconds):
-            for name in names:
-                text = f"{vms[name]['state']} {vms[name]['message']}".strip()
-                if last.get(name) != text:
-                    echo(f"{name}: {text}")
-                    last[name] = text
-            waiting = [n for n in names if not is_done(vms[n])]
-            status.update(f"waiting for {', '.join(waiting)}")
-            if all(has_failed(vms[n]) for n in waiting):
-                break
-    return [(name, vms[name]) for name in names if not is_done(vms[name])]
 
 
 @click.command()

@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 from uuid import UUID
@@ -123,8 +124,31 @@ def record_root(directory: Path) -> None:
 def remove_root(directory: Path) -> None:
     """Remove the root overlay, so that the VM starts with a new one."""
     # Marker first: a kill in between leaves the overlay as it was.
-    for name in (ROOT_MARKER, ROOT_OVERLAY):
-        (directory / name).unlink(missing_ok=True)
+    (directory / ROOT_MARKER).unlink(missing_ok=True)
+    (directory / ROOT_OVERLAY).unlink(missing_ok=True)
+    drop_stored_roots(directory)
+
+
+def store_root(directory: Path, label: str) -> None:
+    """Store the root overlay under a label, so that the VM starts with a new one."""
+    (directory / ROOT_MARKER).unlink(missing_ok=True)
+    with suppress(FileNotFoundError):
+        (directory / ROOT_OVERLAY).rename(directory / f"{ROOT_OVERLAY}.{label}")
+    sync_directory(directory)
+
+
+def take_stored_root(directory: Path, label: str) -> None:
+    """Make the stored overlay of this label the root overlay, if there is one, and no other overlay."""
+    stored, overlay = directory / f"{ROOT_OVERLAY}.{label}", directory / ROOT_OVERLAY
+    if stored.exists() and not overlay.exists():
+        stored.rename(overlay)
+        sync_directory(directory)
+
+
+def drop_stored_roots(directory: Path) -> None:
+    """Remove all stored root overlays."""
+    for stored in directory.glob(f"{ROOT_OVERLAY}.*"):
+        stored.unlink(missing_ok=True)
 
 
 def _size(file: Path) -> int:
