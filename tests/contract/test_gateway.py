@@ -165,6 +165,25 @@ def test_a_vm_that_is_declared_no_more_goes_only_where_that_is_said(site: Site) 
     assert disks["wn"].exists(), "it may come back, with nothing of before"
 
 
+def test_disks_are_where_the_declaration_places_them(site: Site) -> None:
+    big = site.folder / "big"
+    (site.folder / "one.yaml").write_text(declaration("one", f", place: {big}"))
+    assert f"{big} is not a directory that you may write to" in site.refused("install", "one.yaml")
+    big.mkdir()
+    site.do("install", "one.yaml")
+    site.supervise("one")
+    site.do("boot", "ce")
+    [disks] = big.iterdir()
+    assert {file.name for file in disks.iterdir()} > {"root.overlay", "scratch.disk"}
+    (site.folder / "one.yaml").write_text(declaration("one", f", place: {site.folder}"))
+    assert f"machines.ce.place: its disks are in {big}" in site.refused("validate", "one.yaml")
+    site.do("backup", "one.tar.zst", "--no-images")
+    site.do("restore", "one.tar.zst", "--name", "copy")
+    assert len(list(big.iterdir())) == 1, "a restored gateway has its disks in its own directory"
+    site.do("delete", "--yes", "--gateway", "one")
+    assert not list(big.iterdir())
+
+
 def test_an_upgrade_takes_the_image_as_it_is_now_and_keeps_the_data(site: Site) -> None:
     """Its disk grows with the declaration, and never shrinks."""
     store, tag = ImageStore(IMAGES), f"now-{os.getpid()}"

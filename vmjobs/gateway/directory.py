@@ -101,16 +101,31 @@ class GatewayDirectory:
         """Remove a key, if it is there."""
         safe_join(self.directory / "secrets", name).unlink(missing_ok=True)
 
-    def prepare(self, installed: InstalledGateway, vm: GatewayVm) -> None:
-        """Create a VM's empty disk, and its record as stopped, unless it has a record."""
+    def prepare(self, installed: InstalledGateway, vm: GatewayVm, *, here: bool = False) -> None:
+        """Create a VM's empty disk, and its record as stopped, unless it has a record.
+
+        here: in this directory, whatever the declaration says.
+        """
         journal = ClusterVmJournal(self.vms)
         paths = journal.paths(vm_id(vm.name))
         if paths.record.exists():
             return
+        paths.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        target = paths.kept if here else self.disks_in(installed.gateway.name, vm)
+        persistent_disks.make(target, vm_id(vm.name), vm.disk * MIB)
+        if target != paths.kept and not paths.kept.is_symlink():
+            paths.kept.symlink_to(target)
+        # Last: a VM with a record would get other disks when it boots.
         journal.write(
             ClusterVmRecord(order=vm_order(installed, vm, Goal.STOP), phase=Phase.GONE, since=0.0)
         )
-        persistent_disks.make(paths.kept, vm_id(vm.name), vm.disk * MIB)
+
+    def disks_in(self, gateway: str, vm: GatewayVm) -> Path:
+        """The directory for a VM's disks by its declaration."""
+        if vm.place is None:
+            return self.disks(vm.name)
+        own = hashlib.sha256(str(self.disks(vm.name)).encode()).hexdigest()[:8]
+        return Path(vm.place) / f"{gateway}-{vm.name}-{own}"
 
     def switch_image(self, vm: str, digest: Digest) -> InstalledGateway:
         """Give a stopped VM another image; return what is installed now.
@@ -132,6 +147,8 @@ class GatewayDirectory:
 
     def remove(self, vm: str) -> None:
         """Remove all files of a stopped VM; repeated calls are harmless."""
+        if (disks := self.disks(vm)).is_symlink():
+            shutil.rmtree(disks.resolve(), ignore_errors=True)
         shutil.rmtree(self.vms / vm_id(vm), ignore_errors=True)
         self.save_wanted(self.wanted() - {vm})
 

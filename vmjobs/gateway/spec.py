@@ -60,6 +60,7 @@ LoginKey = Annotated[
         pattern=r"^(sk-)?(ssh|ecdsa)-[a-z0-9@.-]{3,40} [A-Za-z0-9+/]{60,1400}={0,2}( [ -~]{0,200})?$"
     ),
 ]
+AbsolutePath = Annotated[str, StringConstraints(pattern=r"^/[ -~]*$", max_length=4096)]
 ShellCommand = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
 
 
@@ -78,7 +79,7 @@ class GatewayVm(FrozenModel):
     instead of ``image``. address: in the gateway's network. memory, disk: MiB; disk: for the data of
     its services, which survives restarts. run: shell command of a ``service``, which runs as root;
     check: another one, which succeeds if it answers. publish: ports of this host that lead to the VM's.
-    limits: of its use of this host.
+    limits: of its use of this host. place: directory of this host for its disks.
     """
 
     name: VmName
@@ -94,6 +95,7 @@ class GatewayVm(FrozenModel):
     check: ShellCommand | None = None
     publish: tuple[PublishedPort, ...] = Field(default=(), max_length=MAX_PORTS)
     limits: ClusterVmLimits = ClusterVmLimits()
+    place: AbsolutePath | None = None
 
 
 class Person(FrozenModel):

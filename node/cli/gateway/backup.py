@@ -239,7 +239,7 @@ class _RestoredGateway:
         self._keep_images()
         for vm in self.installed.gateway.machines:
             if vm.name in self.installed.images:
-                self._place.prepare(self.installed, vm)
+                self._place.prepare(self.installed, vm, here=True)
         for name, disk in self._disks:
             target = self._place.disks(name) / disk
             (self.folder / f"disk-{name}-{disk}").replace(target)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 import socket
 from collections.abc import Iterator, Sequence
@@ -62,12 +63,30 @@ def _host_findings(manifest: GatewayManifest, place: GatewayDirectory) -> Iterat
         if vm.hypervisor not in (None, GATEWAY_HYPERVISOR):
             message = f"only {GATEWAY_HYPERVISOR} has private networks"
             yield manifest.finding(Fault(f"machines.{vm.name}.hypervisor", "unsupported", message))
-    yield from _excess_findings(manifest, "memory", memory_mib(), "memory")
-    room = shutil.disk_usage(_existing_parent(place.directory)).free // MIB
-    there = sum(f.stat().st_blocks * 512 for f in place.vms.glob("*/disks/*")) // MIB
-    yield from _excess_findings(manifest, "disk", room + there, f"room for disks at {place.directory}")
+    yield from _excess_findings(manifest, vms, "memory", memory_mib(), "memory")
+    by_place: dict[str, list[GatewayVm]] = {}
+    for vm in vms:
+        by_place.setdefault(vm.place or str(place.directory), []).append(vm)
+    for where, here in by_place.items():
+        room = shutil.disk_usage(_existing_parent(Path(where))).free
+        there = sum(f.stat().st_blocks * 512 for vm in here for f in place.disks(vm.name).glob("*"))
+        limit = (room + there) // MIB
+        yield from _excess_findings(manifest, here, "disk", limit, f"room for disks at {where}")
+    yield from map(manifest.finding, _place_faults(manifest.spec, place))
     yield from map(manifest.finding, _shrinking_faults(manifest.spec, place))
     yield from map(manifest.finding, _port_faults(manifest.spec, place))
+
+
+def _place_faults(spec: Gateway, place: GatewayDirectory) -> Iterator[Fault]:
+    for vm in spec.machines:
+        if vm.place is None:
+            continue
+        present, field = place.disks(vm.name), f"machines.{vm.name}.place"
+        if os.path.lexists(present):
+            if (actual := present.resolve()) != place.disks_in(spec.name, vm).resolve():
+                yield Fault(field, "moved", f"its disks are in {actual.parent}, and do not move")
+        elif not os.access(vm.place, os.W_OK | os.X_OK):
+            yield Fault(field, "unavailable", f"{vm.place} is not a directory that you may write to")
 
 
 def _shrinking_faults(spec: Gateway, place: GatewayDirectory) -> Iterator[Fault]:
@@ -107,9 +126,8 @@ def _why_unpublishable(one: PublishedPort) -> str:
 
 
 def _excess_findings(
-    manifest: GatewayManifest, what: str, available: int, where: str
+    manifest: GatewayManifest, vms: Sequence[GatewayVm], what: str, available: int, where: str
 ) -> Iterator[ManifestFinding]:
-    vms = manifest.spec.machines
     wanted = sum(getattr(vm, what) for vm in vms)
     if wanted <= available:
         return

@@ -136,5 +136,7 @@ def delete(ctx: click.Context, name: str | None, state_dir: Path | None, yes: bo
             untag_image(installed, vm)
         remove_units(installed.gateway.name, place)
         (place.directory / "gateway.json").unlink()
+        for vm in place.records():
+            place.remove(vm)
         shutil.rmtree(place.directory)
     echo(f"{installed.gateway.name} is deleted")
