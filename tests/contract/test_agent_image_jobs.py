@@ -313,13 +313,13 @@ def test_what_a_node_cannot_read_is_not_what_the_job_left_out(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node.tries_left = 3
-    this_run, _, lease = node.start(LEAVES, outputs=("answer",), exit="poweroff")
 
-    def lose(report: Report) -> None:
+    def lose(_: Lease, report: Report) -> None:
         if report.state is S.COLLECTING:
             (this_run.directory / "output.disk").unlink()
 
-    monkeypatch.setattr(lease, "progress", lose)
+    monkeypatch.setattr(Lease, "progress", lose)
+    this_run, _, _ = node.start(LEAVES, outputs=("answer",), exit="poweroff")
     outcome = execute(this_run)
     assert (outcome.state, outcome.reason.code) == (S.PREEMPTED, C.NODE_FAILED)
 
