@@ -15,6 +15,7 @@ from vmjobs.errors import HypervisorError
 
 SIZE = 64 * SIZE_UNIT
 OWNER, ANOTHER = "0" * 32, "1" * 32
+IMAGE, OTHER_IMAGE = "sha256:" + "1" * 64, "sha256:" + "2" * 64
 
 
 @pytest.fixture
@@ -30,7 +31,7 @@ def test_an_empty_disk_takes_no_room_and_is_sound(disks: Path) -> None:
     assert disk.stat().st_size == SIZE
     assert disk.stat().st_blocks * 512 < SIZE_UNIT
     subprocess.run(["/sbin/e2fsck", "-fn", disk], check=True, capture_output=True)
-    persistent_disks.check(disks, OWNER)
+    persistent_disks.check(disks, OWNER, IMAGE)
     assert list(disks.parent.iterdir()) == [disks]
 
 
@@ -59,7 +60,7 @@ def test_a_disk_that_is_not_the_one_is_left_alone(
     before = disk.read_bytes() if disk.exists() else None
     persistent_disks.make(disks, OWNER, SIZE)
     with pytest.raises(HypervisorError, match=f"{message}.*restore it from a backup, or remove"):
-        persistent_disks.check(disks, OWNER)
+        persistent_disks.check(disks, OWNER, IMAGE)
     assert (disk.read_bytes() if disk.exists() else None) == before
 
 
@@ -67,16 +68,16 @@ def test_a_disk_that_was_not_made_here_is_for_the_guest_to_judge(disks: Path) ->
     disk = disks / persistent_disks.SCRATCH_DISK
     for uuid in ("random", "clear"):
         subprocess.run(["/sbin/tune2fs", "-U", uuid, disk], check=True, capture_output=True)
-        persistent_disks.check(disks, OWNER)
+        persistent_disks.check(disks, OWNER, IMAGE)
     disk.write_bytes(b"swap, perhaps")
-    persistent_disks.check(disks, OWNER)
+    persistent_disks.check(disks, OWNER, IMAGE)
 
 
 def test_a_disk_on_a_file_system_that_is_not_mounted_is_not_made(tmp_path: Path) -> None:
     (tmp_path / "disks").symlink_to("large/disks")
     persistent_disks.make(tmp_path / "disks", OWNER, SIZE)
     with pytest.raises(HypervisorError, match="is missing"):
-        persistent_disks.check(tmp_path / "disks", OWNER)
+        persistent_disks.check(tmp_path / "disks", OWNER, IMAGE)
     assert [path.name for path in tmp_path.iterdir()] == ["disks"]
 
 
@@ -98,30 +99,46 @@ def test_a_disk_is_whole_or_not_there_whenever_the_agent_dies(
         persistent_disks.make(tmp_path / "disks", OWNER, SIZE)
     assert not (tmp_path / "disks").exists()
     persistent_disks.make(tmp_path / "disks", OWNER, SIZE)
-    persistent_disks.check(tmp_path / "disks", OWNER)
+    persistent_disks.check(tmp_path / "disks", OWNER, IMAGE)
     assert [path.name for path in tmp_path.iterdir()] == ["disks"]
 
 
 def test_a_root_that_was_there_is_never_replaced(disks: Path) -> None:
-    overlay, noted = disks / persistent_disks.ROOT_OVERLAY, disks / persistent_disks.ROOT_MARKER
+    overlay = persistent_disks.root_overlay(disks, IMAGE)
+    noted = overlay.with_suffix(".made")
     lost = f"the persistent disk {overlay} is missing.*restore it from a backup, or remove {noted}"
     for _ in range(2):
-        persistent_disks.check(disks, OWNER)  # it never booted
+        persistent_disks.check(disks, OWNER, IMAGE)  # it never booted
         overlay.touch()  # a kernel died before it wrote anything
-        persistent_disks.check(disks, OWNER)
+        persistent_disks.check(disks, OWNER, IMAGE)
         overlay.unlink()
-        persistent_disks.check(disks, OWNER)
+        persistent_disks.check(disks, OWNER, IMAGE)
 
-        overlay.write_bytes(b"root")  # by an earlier release, or the agent died before it was recorded
-        persistent_disks.check(disks, OWNER)
+        overlay.write_bytes(b"root")  # the agent died before it was recorded
+        persistent_disks.check(disks, OWNER, IMAGE)
         overlay.unlink()
         with pytest.raises(HypervisorError, match=lost):
-            persistent_disks.check(disks, OWNER)
+            persistent_disks.check(disks, OWNER, IMAGE)
         overlay.touch()
         with pytest.raises(HypervisorError, match=lost):
-            persistent_disks.check(disks, OWNER)
-        persistent_disks.remove_root(disks)
-    persistent_disks.remove_root(disks)
+            persistent_disks.check(disks, OWNER, IMAGE)
+        persistent_disks.remove_roots(disks, keep=OTHER_IMAGE)
+    persistent_disks.remove_roots(disks, keep=OTHER_IMAGE)
+
+
+def test_each_image_has_a_root_of_its_own(disks: Path) -> None:
+    (disks / "root.overlay").write_bytes(b"of an earlier release")
+    persistent_disks.check(disks, OWNER, IMAGE)
+    mine, other = (persistent_disks.root_overlay(disks, image) for image in (IMAGE, OTHER_IMAGE))
+    assert mine.read_bytes() == b"of an earlier release"
+    persistent_disks.check(disks, OWNER, OTHER_IMAGE)
+    assert not other.exists()
+    other.write_bytes(b"root")
+    persistent_disks.record_root(disks, OTHER_IMAGE)
+    persistent_disks.remove_roots(disks, keep=OTHER_IMAGE)
+    assert sorted(path.name for path in disks.glob("root*")) == sorted(
+        [other.name, other.with_suffix(".made").name]
+    )
 
 
 @pytest.mark.parametrize("step", ["os.fsync", "Path.touch", "sync_directory"])
@@ -131,11 +148,12 @@ def test_a_root_is_noted_or_there_whenever_the_agent_dies(
     def die(*_: object, **_named: object) -> None:
         raise KeyboardInterrupt
 
-    (disks / persistent_disks.ROOT_OVERLAY).write_bytes(b"root")
+    overlay = persistent_disks.root_overlay(disks, IMAGE)
+    overlay.write_bytes(b"root")
     with monkeypatch.context() as dying, pytest.raises(KeyboardInterrupt):
         dying.setattr(f"vmjobs.agent.cluster_vms.persistent_disks.{step}", die)
-        persistent_disks.record_root(disks)
-    persistent_disks.check(disks, OWNER)
-    (disks / persistent_disks.ROOT_OVERLAY).unlink()
+        persistent_disks.record_root(disks, IMAGE)
+    persistent_disks.check(disks, OWNER, IMAGE)
+    overlay.unlink()
     with pytest.raises(HypervisorError, match="is missing"):
-        persistent_disks.check(disks, OWNER)
+        persistent_disks.check(disks, OWNER, IMAGE)

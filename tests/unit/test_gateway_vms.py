@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from contextlib import suppress
 from datetime import UTC, datetime
 from ipaddress import IPv4Address
 from pathlib import Path
@@ -12,14 +11,12 @@ from typing import Any
 import pytest
 
 from tests.kit.gateway_specs import gateway_spec
-from vmjobs.agent.cluster_vms import persistent_disks
 from vmjobs.cluster.vm_state import Goal, Phase
 from vmjobs.cluster.wire import ClusterVmReport, ClusterVmReports, PoolToken
 from vmjobs.errors import Conflict, Forbidden, InvalidSpec, NotFound, Unavailable
 from vmjobs.gateway.assignments import GatewayAssignments, GatewayVmState, ScriptStatus, vm_state
 from vmjobs.gateway.control import Message, SupervisorClient, serve_commands
 from vmjobs.gateway.directory import (
-    ROOT_DISK,
     GatewayDirectory,
     InstalledGateway,
     network_files,
@@ -28,6 +25,7 @@ from vmjobs.gateway.directory import (
 from vmjobs.gateway.spec import Gateway, GatewayRole, parse_gateway
 from vmjobs.model import Digest, HypervisorKind
 
+DIGEST = Digest("sha256:" + "1" * 64)
 CE = gateway_spec()["machines"]["ce"]
 
 
@@ -269,39 +267,42 @@ def test_disks_are_sparse_and_made_once(place: GatewayDirectory) -> None:
     assert disk.read_bytes() == b"data"
 
 
-@pytest.mark.parametrize("killed_before", ["store_root", "save", "take_stored_root", ""])
-def test_a_root_disk_stays_with_the_image_that_it_was_made_for(
-    place: GatewayDirectory, monkeypatch: pytest.MonkeyPatch, killed_before: str
+def test_a_restart_shuts_down_and_boots_what_is_installed_now(
+    place: GatewayDirectory, assignments: GatewayAssignments
 ) -> None:
-    """Wherever the switch is killed."""
-    old, new = (Digest("sha256:" + digit * 64) for digit in "12")
-    root = place.disks("ce") / ROOT_DISK
-    root.write_text(old)
-
-    def switch(digest: Digest) -> None:
-        with monkeypatch.context() as patch:
-            for target in (place, persistent_disks):
-                if hasattr(target, killed_before):
-                    patch.setattr(target, killed_before, die)
-            with suppress(KeyboardInterrupt):
-                place.switch_image("ce", digest)
-        GatewayDirectory(place.directory).finish_switch("ce")
-        present = place.installed().images["ce"]
-        assert not root.exists() or root.read_text() == present
-        if present == digest and not root.exists():
-            root.write_text(digest)
-
-    for digest in (new, old, new):
-        switch(digest)
-    present = place.installed().images["ce"]
-    assert root.read_text() == present
-    assert (present == new) is (killed_before in ("", "take_stored_root"))
-    persistent_disks.drop_stored_roots(place.disks("ce"))
-    assert [path.name for path in place.disks("ce").glob("root*")] == [ROOT_DISK]
+    began: list[str] = []
+    assignments.on_restart = lambda vm, _incarnation: began.append(vm)
+    assignments.set_wanted({"ce", "wn"}, set())
+    report(assignments, "ce", Phase.RUNNING)
+    images = {**place.installed().images, "ce": Digest("sha256:" + "2" * 64)}
+    place.save(place.installed().model_copy(update={"images": images}))
+    assignments.restart({"ce", "wn"})
+    assert goals(assignments) == {"ce": Goal.DRAIN, "wn": Goal.RUN}, "wn does not run yet"
+    assert shown(assignments, "ce")["state"] == GatewayVmState.STOPPING
+    assert shown(assignments, "ce")["wanted"]
+    assert place.wanted() == {"ce", "wn"}, "whatever dies now, they run again"
+    report(assignments, "ce", Phase.GONE)
+    assert began[-1] == vm_id("ce")
+    [order] = [o for o in assignments.assignment(0, 0).members if o.name == "ce"]
+    assert (order.goal, order.image) == (Goal.RUN, images["ce"])
 
 
-def die(*_: object) -> None:
-    raise KeyboardInterrupt
+def test_disks_are_in_a_place_of_their_own(tmp_path: Path, place: GatewayDirectory) -> None:
+    big = tmp_path / "big"
+    big.mkdir()
+    ce = place.installed().gateway.machines[0].model_copy(update={"name": "big", "place": str(big)})
+    gateway = place.installed().gateway.model_copy(update={"machines": (ce,)})
+    installed = place.installed().model_copy(update={"gateway": gateway, "images": {"big": DIGEST}})
+    place.disks("big").parent.mkdir(parents=True)
+    place.disks("big").symlink_to(big / "of a killed install")
+    place.prepare(installed, ce)
+    assert [path.name for path in big.iterdir()] == ["of a killed install"]
+    big.rename(tmp_path / "elsewhere")
+    with pytest.raises(Conflict, match="the disks of big are missing"):
+        place.remove("big")
+    (tmp_path / "elsewhere").rename(big)
+    place.remove("big")
+    assert not list(big.iterdir())
 
 
 def test_one_supervisor_at_a_time_where_something_is_installed(place: GatewayDirectory) -> None:

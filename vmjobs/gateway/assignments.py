@@ -106,6 +106,7 @@ class GatewayAssignments:
     mint: Callable[[str], PoolToken] | None = None
     revision: int = 1
     _wanted: set[str] = field(default_factory=set)
+    _restarting: set[str] = field(default_factory=set)
     _statuses: dict[str, ScriptStatus] = field(default_factory=dict)
     _reports: dict[str, ClusterVmReport] = field(default_factory=dict)
     _changed: threading.Condition = field(default_factory=threading.Condition)
@@ -128,6 +129,8 @@ class GatewayAssignments:
         with self._changed:
             for report in reports.reports:
                 self._reports[report.id] = report
+                if report.phase is Phase.GONE:
+                    self._restarting -= {n for n in self._restarting if vm_id(n) == report.id}
             self._notify_change()
 
     def token(self, vm: str, incarnation: int) -> PoolToken:
@@ -155,10 +158,14 @@ class GatewayAssignments:
             self.place.save_wanted(self._wanted)
             self._notify_change()
 
-    def reload(self) -> None:
-        """Use the images that are installed now, for VMs that start from now on."""
+    def restart(self, names: set[str]) -> None:
+        """Shut VMs down and boot them again, with the images that are installed now."""
         with self._changed:
             self.installed = self.place.installed()
+            for name in names:
+                report = self._reports.get(vm_id(name))
+                if report is not None and report.phase is not Phase.GONE:
+                    self._restarting.add(name)
             self._notify_change()
 
     def clear_frozen(self, vm: str) -> None:
@@ -210,7 +217,7 @@ class GatewayAssignments:
         for vm in self.installed.gateway.machines:
             status = self._statuses.get(vm_id(vm.name))
             admitted = status.incarnation if status is not None and status.up is not None else 0
-            goal = Goal.RUN if vm.name in self._wanted else Goal.DRAIN
+            goal = Goal.RUN if vm.name in self._wanted - self._restarting else Goal.DRAIN
             orders.append(vm_order(self.installed, vm, goal, admitted))
         return Assignment(revision=self.revision, members=tuple(orders))
 
@@ -222,6 +229,8 @@ class GatewayAssignments:
         if status is None or status.incarnation != report.incarnation:
             status = ScriptStatus()
         condition = vm_state(report.phase, status.up)
+        if name in self._restarting:
+            condition = GatewayVmState.STOPPING
         full = status.full
         message = status.reason if condition is GatewayVmState.DOWN else report.message
         if not message and full is not None and full >= FULL_PERCENT:

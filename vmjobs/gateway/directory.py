@@ -12,6 +12,8 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import secrets
 import shutil
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -34,7 +36,6 @@ from vmjobs.paths import safe_join
 
 BOOT_SECONDS = 300
 DRAIN_SECONDS = 120
-ROOT_DISK, DATA_DISK = persistent_disks.ROOT_OVERLAY, persistent_disks.SCRATCH_DISK
 
 _NAMES: TypeAdapter[set[str]] = TypeAdapter(set[str])
 
@@ -101,54 +102,36 @@ class GatewayDirectory:
         """Remove a key, if it is there."""
         safe_join(self.directory / "secrets", name).unlink(missing_ok=True)
 
-    def prepare(self, installed: InstalledGateway, vm: GatewayVm, *, here: bool = False) -> None:
-        """Create a VM's empty disk, and its record as stopped, unless it has a record.
-
-        here: in this directory, whatever the declaration says.
-        """
+    def prepare(self, installed: InstalledGateway, vm: GatewayVm) -> None:
+        """Create a VM's empty disk, and its record as stopped, unless it has a record."""
         journal = ClusterVmJournal(self.vms)
         paths = journal.paths(vm_id(vm.name))
         if paths.record.exists():
             return
         paths.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        target = paths.kept if here else self.disks_in(installed.gateway.name, vm)
-        persistent_disks.make(target, vm_id(vm.name), vm.disk * MIB)
-        if target != paths.kept and not paths.kept.is_symlink():
-            paths.kept.symlink_to(target)
+        if vm.place is not None and not os.path.lexists(paths.kept):
+            name = f"{installed.gateway.name}-{vm.name}-{secrets.token_hex(4)}"
+            paths.kept.symlink_to(Path(vm.place) / name)
+        disks = paths.kept.readlink() if paths.kept.is_symlink() else paths.kept
+        persistent_disks.make(disks, vm_id(vm.name), vm.disk * MIB)
         # Last: a VM with a record would get other disks when it boots.
         journal.write(
             ClusterVmRecord(order=vm_order(installed, vm, Goal.STOP), phase=Phase.GONE, since=0.0)
         )
 
-    def disks_in(self, gateway: str, vm: GatewayVm) -> Path:
-        """The directory for a VM's disks by its declaration."""
-        if vm.place is None:
-            return self.disks(vm.name)
-        own = hashlib.sha256(str(self.disks(vm.name)).encode()).hexdigest()[:8]
-        return Path(vm.place) / f"{gateway}-{vm.name}-{own}"
-
-    def switch_image(self, vm: str, digest: Digest) -> InstalledGateway:
-        """Give a stopped VM another image; return what is installed now.
-
-        The root disk is stored with its image; a stored one of the new image returns. If it is killed,
-        :meth:`finish_switch` completes it.
-        """
-        installed = self.installed()
-        persistent_disks.store_root(self.disks(vm), _root_label(installed.images[vm]))
-        changed = installed.model_copy(update={"images": {**installed.images, vm: digest}})
-        self.save(changed)
-        persistent_disks.take_stored_root(self.disks(vm), _root_label(digest))
-        return changed
-
-    def finish_switch(self, vm: str) -> None:
-        """Let a stopped VM have the root disk of its image, if it is stored."""
-        label = _root_label(self.installed().images[vm])
-        persistent_disks.take_stored_root(self.disks(vm), label)
-
     def remove(self, vm: str) -> None:
-        """Remove all files of a stopped VM; repeated calls are harmless."""
+        """Remove all files of a stopped VM; repeated calls are harmless.
+
+        Raises:
+            Conflict: its disks are in another place, and missing there.
+        """
         if (disks := self.disks(vm)).is_symlink():
-            shutil.rmtree(disks.resolve(), ignore_errors=True)
+            if not (target := disks.readlink()).is_dir():
+                raise Conflict(
+                    f"the disks of {vm} are missing: {target}",
+                    hint=f"mount its file system, or remove {disks} to leave them there",
+                )
+            shutil.rmtree(target)
         shutil.rmtree(self.vms / vm_id(vm), ignore_errors=True)
         self.save_wanted(self.wanted() - {vm})
 
@@ -195,10 +178,6 @@ class GatewayDirectory:
         """
         busy = Conflict(f"a supervisor of {self.directory} runs already")
         return file_lock(self.directory / "supervisor.lock", busy, patience)
-
-
-def _root_label(digest: str) -> str:
-    return digest.removeprefix("sha256:")[:16]
 
 
 def vm_order(

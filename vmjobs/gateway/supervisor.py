@@ -159,11 +159,11 @@ class Supervisor:
         match asked.get("do"):
             case "show":
                 return self.assignments.show(int(asked.get("seen", -1)), float(asked.get("wait", 0)))
-            case "want" | "reload" as word:
+            case "want" | "restart" as word:
                 if word == "want":
                     self.assignments.set_wanted(set(asked.get("run", ())), set(asked.get("stop", ())))
                 else:
-                    self.assignments.reload()
+                    self.assignments.restart(set(asked.get("vms", ())))
                 return {"revision": self.assignments.revision}
             case "freeze" | "thaw" as word:
                 return self._freeze() if word == "freeze" else self._thaw()

@@ -21,6 +21,7 @@ from node.cli.gateway.common import (
     is_stopped,
     tag_image,
 )
+from vmjobs.agent.cluster_vms.persistent_disks import SCRATCH_DISK, root_overlay
 from vmjobs.cli.common import echo
 from vmjobs.cli.progress import byte_bars
 from vmjobs.cluster.spec import ClusterName
@@ -37,13 +38,14 @@ from vmjobs.gateway.archive import (
     replace_file,
     write_disk,
 )
-from vmjobs.gateway.directory import DATA_DISK, ROOT_DISK, GatewayDirectory, InstalledGateway
+from vmjobs.gateway.directory import GatewayDirectory, InstalledGateway
 from vmjobs.model import MIB
 
 _HEADER_ENTRY = "gateway.json"
+_ROOT_ENTRY = "root.overlay"
 _SECRET = re.compile(r"secrets/([A-Za-z0-9][A-Za-z0-9._-]{0,249})")
 _DISK = re.compile(
-    rf"machines/([a-z0-9-]+)/({re.escape(ROOT_DISK)}|{re.escape(DATA_DISK)})\.(map|data)"
+    rf"machines/([a-z0-9-]+)/({re.escape(_ROOT_ENTRY)}|{re.escape(SCRATCH_DISK)})\.(map|data)"
 )
 _MANIFEST = re.compile(r"images/([0-9a-f]{64})\.json")
 _CONTENT_PART = re.compile(r"contents/([0-9a-f]{64})\.(map|data)")
@@ -64,10 +66,13 @@ def backup(file: Path, name: str | None, state_dir: Path | None, no_images: bool
     place = find_gateway(name, state_dir)
     installed = place.installed()
     disks = {
-        f"machines/{vm}/{disk}": place.disks(vm) / disk
+        f"machines/{vm}/{entry}": _disk_path(place, installed, vm, entry)
         for vm in installed.images
-        for disk in (ROOT_DISK, DATA_DISK)
+        for entry in (_ROOT_ENTRY, SCRATCH_DISK)
     }
+    for path in disks.values():
+        if path.name == SCRATCH_DISK and not path.exists():
+            raise Conflict(f"{path} is missing", hint="is its file system mounted?")
     parts = {} if no_images else _image_parts(installed)
     total = sum(read_extents(path).data for path in (*disks.values(), *parts.values()) if path.exists())
     frozen: list[str] = []
@@ -93,6 +98,11 @@ def backup(file: Path, name: str | None, state_dir: Path | None, no_images: bool
     how = f"frozen meanwhile: {', '.join(frozen)}" if frozen else "none was frozen"
     vms = f"{len(installed.images)} VMs ({how})"
     echo(f"{file}: {installed.gateway.name}, {vms}, {file.stat().st_size / MIB:.0f} MiB")
+
+
+def _disk_path(place: GatewayDirectory, installed: InstalledGateway, vm: str, entry: str) -> Path:
+    disks = place.disks(vm)
+    return root_overlay(disks, installed.images[vm]) if entry == _ROOT_ENTRY else disks / entry
 
 
 def _image_parts(installed: InstalledGateway) -> dict[str, Path]:
@@ -178,7 +188,10 @@ def _read_installed(first: ArchiveFile | None, name: str | None) -> InstalledGat
     known = {vm.name for vm in found.gateway.machines}
     if not found.images.keys() <= known:
         raise InvalidRequest("the backup's gateway.json contradicts itself")
-    gateway = found.gateway.model_copy(update={"name": name or found.gateway.name})
+    # Its places are those of another host.
+    vms = tuple(vm.model_copy(update={"place": None}) for vm in found.gateway.machines)
+    named = {"name": name or found.gateway.name, "machines": vms}
+    gateway = found.gateway.model_copy(update=named)
     return found.model_copy(update={"gateway": gateway})
 
 
@@ -239,9 +252,9 @@ class _RestoredGateway:
         self._keep_images()
         for vm in self.installed.gateway.machines:
             if vm.name in self.installed.images:
-                self._place.prepare(self.installed, vm, here=True)
+                self._place.prepare(self.installed, vm)
         for name, disk in self._disks:
-            target = self._place.disks(name) / disk
+            target = _disk_path(self._place, self.installed, name, disk)
             (self.folder / f"disk-{name}-{disk}").replace(target)
         self._place.save(self.installed)
 

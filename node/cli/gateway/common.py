@@ -110,6 +110,17 @@ def untag_image(installed: InstalledGateway, vm: str) -> None:
         images().untag(*_image_name(installed, vm))
 
 
+def tagged_images(installed: InstalledGateway, vm: str) -> set[str]:
+    """Return the digests of the images that are tagged for a VM."""
+    name, tag = _image_name(installed, vm)
+    prefix = tag.rpartition("-")[0]
+    return {
+        entry.digest
+        for entry in images().list()
+        if entry.name == name and entry.tag.rpartition("-")[0] == prefix
+    }
+
+
 def _image_name(installed: InstalledGateway, vm: str) -> tuple[str, str]:
     hexdigits = str(installed.images[vm]).removeprefix("sha256:")
     return f"gateway-{installed.gateway.name}", f"{vm}-{hexdigits[:12]}"
@@ -256,6 +267,13 @@ def wait_for_vms(
             if all([has_failed(name) for name in waiting]):  # noqa: C419 - it counts for each
                 break
     return [(name, vms[name]) for name in names if vms[name]["state"] != state]
+
+
+def end_idle_supervisor(control: SupervisorClient) -> None:
+    """Let a supervisor in the background end if no VM is to run."""
+    every = control.ask("show")["machines"].values()
+    if all(vm["state"] == GatewayVmState.STOPPED and not vm["wanted"] for vm in every):
+        control.ask("idle")
 
 
 def running_vms(place: GatewayDirectory) -> set[str]:

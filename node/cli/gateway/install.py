@@ -64,28 +64,41 @@ def _host_findings(manifest: GatewayManifest, place: GatewayDirectory) -> Iterat
             message = f"only {GATEWAY_HYPERVISOR} has private networks"
             yield manifest.finding(Fault(f"machines.{vm.name}.hypervisor", "unsupported", message))
     yield from _excess_findings(manifest, vms, "memory", memory_mib(), "memory")
-    by_place: dict[str, list[GatewayVm]] = {}
-    for vm in vms:
-        by_place.setdefault(vm.place or str(place.directory), []).append(vm)
-    for where, here in by_place.items():
-        room = shutil.disk_usage(_existing_parent(Path(where))).free
-        there = sum(f.stat().st_blocks * 512 for vm in here for f in place.disks(vm.name).glob("*"))
-        limit = (room + there) // MIB
-        yield from _excess_findings(manifest, here, "disk", limit, f"room for disks at {where}")
-    yield from map(manifest.finding, _place_faults(manifest.spec, place))
+    place_faults = list(_place_faults(manifest.spec, place))
+    yield from map(manifest.finding, place_faults)
+    if not place_faults:
+        yield from _room_findings(manifest, place)
     yield from map(manifest.finding, _shrinking_faults(manifest.spec, place))
     yield from map(manifest.finding, _port_faults(manifest.spec, place))
+
+
+def _room_findings(manifest: GatewayManifest, place: GatewayDirectory) -> Iterator[ManifestFinding]:
+    """Yield findings about disks that their file systems have no room for."""
+    by_device: dict[int, list[GatewayVm]] = {}
+    folders = {}
+    for vm in manifest.spec.machines:
+        folder = _existing_parent(Path(vm.place) if vm.place else place.directory)
+        device = folder.stat().st_dev
+        by_device.setdefault(device, []).append(vm)
+        folders[device] = folder
+    for device, here in by_device.items():
+        room = shutil.disk_usage(folders[device]).free
+        there = sum(f.stat().st_blocks * 512 for vm in here for f in place.disks(vm.name).glob("*"))
+        where = f"room for disks at {here[0].place or place.directory}"
+        yield from _excess_findings(manifest, here, "disk", (room + there) // MIB, where)
 
 
 def _place_faults(spec: Gateway, place: GatewayDirectory) -> Iterator[Fault]:
     for vm in spec.machines:
         if vm.place is None:
             continue
-        present, field = place.disks(vm.name), f"machines.{vm.name}.place"
-        if os.path.lexists(present):
-            if (actual := present.resolve()) != place.disks_in(spec.name, vm).resolve():
-                yield Fault(field, "moved", f"its disks are in {actual.parent}, and do not move")
-        elif not os.access(vm.place, os.W_OK | os.X_OK):
+        disks, field = place.disks(vm.name), f"machines.{vm.name}.place"
+        if os.path.lexists(disks):
+            actual = (disks.readlink() if disks.is_symlink() else disks).parent
+            if os.path.realpath(actual) != os.path.realpath(vm.place):
+                why = f"its disks are in {actual}, and do not move: remove this line"
+                yield Fault(field, "moved", why)
+        elif not Path(vm.place).is_dir() or not os.access(vm.place, os.W_OK | os.X_OK):
             yield Fault(field, "unavailable", f"{vm.place} is not a directory that you may write to")
 
 
@@ -272,9 +285,9 @@ def _write_installation(
         made = role_kit().secrets(spec)
         place.save_secrets({name: data for name, data in made.items() if name not in there})
         for vm in (vm for vm in spec.machines if vm.name in digests):
-            if before is not None and before.images.get(vm.name) != digests[vm.name]:
-                # An overlay is valid only on the image that it was made for.
-                persistent_disks.remove_root(place.disks(vm.name))
+            if before is not None and vm.name in before.images:
+                persistent_disks.record_root(place.disks(vm.name), before.images[vm.name])
+            persistent_disks.remove_roots(place.disks(vm.name), keep=digests[vm.name])
             place.prepare(installed, vm)
             tag_image(installed, vm.name)
         place.save(installed)

@@ -13,11 +13,11 @@ import click
 from node.cli.gateway.common import (
     READY_LINE,
     connect_supervisor,
+    end_idle_supervisor,
     find_gateway,
     gateway_options,
     is_stopped,
     role_kit,
-    running_vms,
     select_vms,
     untag_image,
     vm_services_factory,
@@ -55,8 +55,6 @@ def boot(vms: tuple[str, ...], name: str | None, state_dir: Path | None, timeout
         raise InvalidRequest(
             f"not installed: {', '.join(absent)}", hint=f"vmjobs gateway install FILE {absent[0]}"
         )
-    for vm in sorted(set(wanted) - running_vms(place)):
-        place.finish_switch(vm)  # an upgrade was killed
     with connect_supervisor(place) as control:
         control.ask("want", run=wanted)
         left = wait_for_vms(control, wanted, timeout, GatewayVmState.UP)
@@ -81,9 +79,7 @@ def stop(vms: tuple[str, ...], name: str | None, state_dir: Path | None) -> None
         left = wait_for_vms(control, wanted, seconds, GatewayVmState.STOPPED)
         if left:
             raise HypervisorError(f"not stopped: {', '.join(name for name, _ in left)}")
-        every = control.ask("show")["machines"].values()
-        if all(vm["state"] == GatewayVmState.STOPPED and not vm["wanted"] for vm in every):
-            control.ask("idle")  # a supervisor in the background then ends
+        end_idle_supervisor(control)
 
 
 @click.command()
@@ -135,8 +131,8 @@ def delete(ctx: click.Context, name: str | None, state_dir: Path | None, yes: bo
         for vm in installed.images:
             untag_image(installed, vm)
         remove_units(installed.gateway.name, place)
+        for machine in installed.gateway.machines:
+            place.remove(machine.name)
         (place.directory / "gateway.json").unlink()
-        for vm in place.records():
-            place.remove(vm)
         shutil.rmtree(place.directory)
     echo(f"{installed.gateway.name} is deleted")

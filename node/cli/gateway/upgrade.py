@@ -1,4 +1,8 @@
-"""``vmjobs gateway upgrade``: switches VMs to the current images while the gateway runs."""
+"""``vmjobs gateway upgrade``: switches VMs to the current images while the gateway runs.
+
+An interrupted upgrade is finished by the next one: the old image has its tag until then. Each image has
+a root disk of its own, so whatever boots in between gets the right one.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +12,13 @@ import click
 
 from node.cli.gateway.common import (
     connect_supervisor,
+    end_idle_supervisor,
     find_gateway,
     gateway_options,
     images,
-    running_vms,
     select_vms,
     tag_image,
+    tagged_images,
     untag_image,
     vms_argument,
     wait_for_vms,
@@ -24,9 +29,8 @@ from vmjobs.errors import Conflict, HypervisorError
 from vmjobs.file_lock import file_lock
 from vmjobs.gateway.assignments import GatewayVmState
 from vmjobs.gateway.control import SupervisorClient
-from vmjobs.gateway.directory import DRAIN_SECONDS, GatewayDirectory
+from vmjobs.gateway.directory import GatewayDirectory, InstalledGateway
 from vmjobs.gateway.spec import GatewayVm
-from vmjobs.model import Digest
 
 
 @click.command()
@@ -49,48 +53,57 @@ def upgrade(vms: tuple[str, ...], name: str | None, state_dir: Path | None, time
             vm = gateway.vm(chosen)
             if vm is not None:
                 _upgrade(place, control, vm, timeout)
+        end_idle_supervisor(control)
 
 
 def _upgrade(place: GatewayDirectory, control: SupervisorClient, vm: GatewayVm, timeout: float) -> None:
     before = place.installed()
-    if vm.image is None:
-        echo(f"{vm.name}: it has a recipe of its own; vmjobs gateway install FILE --upgrade builds it")
+    present = before.images.get(vm.name)
+    if vm.image is None or present is None:
+        what = "it has a recipe of its own" if vm.image is None else "it is not installed"
+        echo(f"{vm.name}: {what}; vmjobs gateway install FILE --upgrade")
         return
-    old, new = before.images.get(vm.name), Digest(images().resolve(vm.image))
-    if old is None or old == new:
-        echo(f"{vm.name}: {'not installed' if old is None else f'has the current image {new}'}")
+    new, others = images().resolve(vm.image), tagged_images(before, vm.name) - {present}
+    if new == present and not others:
+        echo(f"{vm.name}: has the current image {new}")
         return
-    is_wanted = vm.name in place.wanted()
-    changed = before.model_copy(update={"images": {**before.images, vm.name: new}})
-    tag_image(changed, vm.name)
-    _switch(place, control, vm.name, new)
-    if is_wanted and (why := _boot(control, vm.name, timeout)):
-        _switch(place, control, vm.name, old)
-        untag_image(changed, vm.name)
-        again = _boot(control, vm.name, timeout)
+    old = present if new != present else others.pop()  # an upgrade was interrupted
+    if new != present:
+        persistent_disks.record_root(place.disks(vm.name), present)
+        persistent_disks.remove_roots(place.disks(vm.name), keep=present)
+    if why := _switch(place, control, vm.name, new, timeout):
+        again = _switch(place, control, vm.name, old, timeout)
+        _keep_only(place, vm.name, old)
+        ending = f"and is not up: {again}" if again else "and is up"
         raise HypervisorError(
             f"{vm.name} is not up with its new image {new}: {why}",
-            hint="it has its old image again"
-            + (f", and is not up: {again}" if again else ", and is up"),
+            hint=f"it has its old image again, {ending}",
         )
-    persistent_disks.drop_stored_roots(place.disks(vm.name))
-    untag_image(before, vm.name)
+    _keep_only(place, vm.name, new)
     echo(f"{vm.name}: image {new}")
 
 
-def _switch(place: GatewayDirectory, control: SupervisorClient, vm: str, digest: Digest) -> None:
-    """Stop a VM, and give it another image, with the root disk that it had with that image."""
-    control.ask("want", stop=[vm])
-    wait_for_vms(control, [vm], 2.0 * DRAIN_SECONDS, GatewayVmState.STOPPED)
-    if vm in running_vms(place):
-        raise HypervisorError(f"{vm} does not stop")
-    place.finish_switch(vm)  # an upgrade was killed
-    place.switch_image(vm, digest)
-    control.ask("reload")
-
-
-def _boot(control: SupervisorClient, vm: str, timeout: float) -> str:
-    """Start a VM, and wait until it is up; return why it is not, or ``""``."""
-    control.ask("want", run=[vm])
+def _switch(
+    place: GatewayDirectory, control: SupervisorClient, vm: str, digest: str, timeout: float
+) -> str:
+    """Give a VM another image, and boot it again if it is to run; return why it is not up, if so."""
+    changed = _with_image(place.installed(), vm, digest)
+    tag_image(changed, vm)
+    place.save(changed)
+    control.ask("restart", vms=[vm])
+    if vm not in place.wanted():
+        return ""
     left = wait_for_vms(control, [vm], timeout, GatewayVmState.UP)
     return "".join(f"{m['state']} {m['message']}".strip() for _, m in left)
+
+
+def _keep_only(place: GatewayDirectory, vm: str, digest: str) -> None:
+    """Remove the root disks and the tags of a VM's other images."""
+    installed = place.installed()
+    persistent_disks.remove_roots(place.disks(vm), keep=digest)
+    for other in tagged_images(installed, vm) - {digest}:
+        untag_image(_with_image(installed, vm, other), vm)
+
+
+def _with_image(installed: InstalledGateway, vm: str, digest: str) -> InstalledGateway:
+    return installed.model_copy(update={"images": {**installed.images, vm: digest}})

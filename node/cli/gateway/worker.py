@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final
 
@@ -17,10 +18,12 @@ from condor.gateway_nodes import (
     node_names,
     nodes_script,
 )
-from node.cli.gateway.common import find_gateway, gateway_options, running_vms
+from node.cli.gateway.common import find_gateway, gateway_options
 from node.cli.gateway.ssh import open_login
 from vmjobs.cli.common import echo, json_option, print_json, print_table
+from vmjobs.cluster.vm_state import Phase
 from vmjobs.errors import Conflict, InvalidRequest, NotFound, Unavailable
+from vmjobs.file_lock import file_lock
 from vmjobs.gateway.archive import replace_file
 from vmjobs.gateway.directory import GatewayDirectory
 from vmjobs.gateway.spec import Domain, Gateway, GatewayRole
@@ -49,18 +52,19 @@ def add(node: str, name: str | None, state_dir: Path | None, output: Path | None
     place = find_gateway(name, state_dir)
     gateway = place.installed().gateway
     _check_name(gateway, node)
-    secrets = place.secrets()
-    new = {key: value for key, value in new_node(node).items() if key not in secrets}
-    secrets |= new
-    token = GatewayKit().node_token(gateway, node, secrets).token
-    files = node_files(gateway, node, token)
     folder = output or Path(node)
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    place.save_secrets(new)
-    for file, content in files.items():
-        with replace_file(folder / file) as target:
-            target.write(content)
-    _update(place, gateway)
+    with _lock(place):
+        secrets = place.secrets()
+        new = {key: value for key, value in new_node(node).items() if key not in secrets}
+        secrets |= new
+        token = GatewayKit().node_token(gateway, node, secrets).token
+        files = node_files(gateway, node, token)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        place.save_secrets(new)
+        for file, content in files.items():
+            with replace_file(folder / file) as target:
+                target.write(content)
+        _update(place, gateway)
     config = next(file for file in files if file != NODE_TOKEN_FILE)
     echo(f"{node} may join the pool of {gateway.name}. There, as root:")
     echo(f"  install -m 0644 {folder}/{config} /etc/condor/config.d/")
@@ -75,12 +79,13 @@ def remove(node: str, name: str | None, state_dir: Path | None) -> None:
     """Refuse NODE and its token from now on. Its jobs run again elsewhere."""
     place = find_gateway(name, state_dir)
     gateway = place.installed().gateway
-    secrets = place.secrets()
-    if secrets.pop(NODE_PREFIX + node, None) is None:
-        listing = ", ".join(node_names(secrets)) or "none"
+    with _lock(place):
+        known = node_names(place.secrets())
+        place.remove_secret(NODE_PREFIX + node)
+        _update(place, gateway, node if node in known else "")
+    if node not in known:
+        listing = ", ".join(known) or "none"
         raise NotFound(f"{node} is no node of {gateway.name}", hint=f"its nodes: {listing}")
-    _update(place, gateway, node)
-    place.remove_secret(NODE_PREFIX + node)
     echo(f"{node} is no longer in the pool of {gateway.name}")
 
 
@@ -107,19 +112,26 @@ def _check_name(gateway: Gateway, node: str) -> None:
         raise Conflict(f"{node} is a VM of {gateway.name}")
 
 
+def _lock(place: GatewayDirectory) -> AbstractContextManager[int]:
+    busy = Conflict("another command changes the nodes of this gateway")
+    return file_lock(place.directory / "nodes.lock", busy, UPDATE_SECONDS)
+
+
 def _update(place: GatewayDirectory, gateway: Gateway, removed: str = "") -> None:
-    """Let the computing element accept the present nodes but ``removed``: now, or when it boots."""
-    secrets = place.secrets()
-    secrets.pop(NODE_PREFIX + removed, None)
-    script = nodes_script(gateway, secrets, removed)
+    """Let the computing element accept the present nodes: now, or when it boots."""
+    script = nodes_script(gateway, place.secrets(), removed)
+    records = place.records()
     for vm in gateway.of_role(GatewayRole.COMPUTING_ELEMENT):
-        if vm.name in running_vms(place):
-            with open_login(place, vm.name) as login:
-                done = run(["ssh", *login, "--", vm.name, script], timeout=UPDATE_SECONDS, check=False)
-            if done.returncode != 0:
-                why = done.stderr.decode("utf-8", "replace").strip()
-                raise Unavailable(
-                    "pool",
-                    f"{vm.name} cannot take the list of nodes: {why}",
-                    hint="once it is up, try again",
-                )
+        record = records.get(vm.name)
+        if record is None or record.phase in (Phase.GONE, Phase.WAITING):
+            continue
+        with open_login(place, vm.name) as login:
+            argv = ["ssh", *login, "--", vm.name, script]
+            done = run(argv, timeout=UPDATE_SECONDS, check=False)
+        if done.returncode != 0:
+            why = done.stderr.decode("utf-8", "replace").strip()
+            raise Unavailable(
+                "pool",
+                f"{vm.name} cannot take the list of nodes: {why}",
+                hint="once it is up, repeat the command",
+            )

@@ -4,9 +4,9 @@ The directory is renamed into place with a formatted scratch disk, which is neve
 ``kill -9`` before that leaves a directory of another name, which is made anew. So a scratch disk that
 is missing later is lost, and is never silently replaced by an empty one.
 
-The driver makes the root overlay when the VM first boots. A marker file beside it records that it
-exists: before each boot at the latest, so also for an overlay of an earlier release. From then on a
-missing overlay is lost as well.
+The driver makes the root overlay when the VM first boots from an image, whose digest is part of its
+name: an overlay is valid only on the image that it was made for. A marker file beside it records that
+it exists: before each boot at the latest. From then on a missing overlay is lost as well.
 
 Superblock: Linux ``Documentation/filesystems/ext4/super.rst``. UUID: RFC 9562, section 5.8.
 """
@@ -16,7 +16,6 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 from uuid import UUID
@@ -25,11 +24,9 @@ from vmjobs.agent.vm.job_disk import create_blank_disk, make_file_system, round_
 from vmjobs.errors import HypervisorError
 from vmjobs.fsync import sync_directory
 
-#: The scratch disk, and the overlay of the VM's root file system.
 SCRATCH_DISK: Final = "scratch.disk"
-ROOT_OVERLAY: Final = "root.overlay"
-#: An empty file: a non-empty overlay existed.
-ROOT_MARKER: Final = "root.made"
+#: The root overlay in an earlier release.
+_OLD_OVERLAY: Final = "root.overlay"
 
 _SUPERBLOCK_AT, _SUPERBLOCK_SIZE = 1024, 1024
 _MAGIC, _64BIT = b"\x53\xef", 0x80
@@ -63,7 +60,17 @@ def make(directory: Path, owner: str, size: int) -> None:
     sync_directory(directory.parent)
 
 
-def check(directory: Path, owner: str) -> None:
+def root_overlay(directory: Path, image: str) -> Path:
+    """The overlay of the VM's root file system. image: digest of the image below it."""
+    return directory / f"root-{image.removeprefix('sha256:')[:16]}.overlay"
+
+
+def _root_marker(overlay: Path) -> Path:
+    """An empty file: the overlay existed, and was not empty."""
+    return overlay.with_suffix(".made")
+
+
+def check(directory: Path, owner: str, image: str) -> None:
     """Reject a lost disk, and a truncated or foreign scratch disk; change nothing.
 
     A file system that was not made here (by an earlier release, or by the guest's administrator) is
@@ -72,8 +79,9 @@ def check(directory: Path, owner: str) -> None:
     Raises:
         HypervisorError: a disk is rejected; names the fault and the remedy.
     """
-    record_root(directory)
-    if (marker := directory / ROOT_MARKER).exists() and not _size(overlay := directory / ROOT_OVERLAY):
+    record_root(directory, image)
+    overlay = root_overlay(directory, image)
+    if (marker := _root_marker(overlay)).exists() and not _size(overlay):
         remedy = f"restore it from a backup, or remove {marker} to start again from the image"
         raise HypervisorError(f"the persistent disk {overlay} is missing or empty: {remedy}")
     disk = directory / SCRATCH_DISK
@@ -107,12 +115,16 @@ def grow(directory: Path, size: int) -> None:
             os.fsync(file.fileno())
 
 
-def record_root(directory: Path) -> None:
+def record_root(directory: Path, image: str) -> None:
     """Record durably that the VM has a root overlay, if it has: it is never made anew then.
 
     An empty overlay does not count: its kernel was killed before the first write.
     """
-    overlay, marker = directory / ROOT_OVERLAY, directory / ROOT_MARKER
+    overlay = root_overlay(directory, image)
+    old = directory / _OLD_OVERLAY
+    if old.exists() and not overlay.exists():
+        old.rename(overlay)
+    marker = _root_marker(overlay)
     if marker.exists() or not _size(overlay):
         return
     with overlay.open("rb") as file:
@@ -121,34 +133,14 @@ def record_root(directory: Path) -> None:
     sync_directory(directory)
 
 
-def remove_root(directory: Path) -> None:
-    """Remove the root overlay, so that the VM starts with a new one."""
-    # Marker first: a kill in between leaves the overlay as it was.
-    (directory / ROOT_MARKER).unlink(missing_ok=True)
-    (directory / ROOT_OVERLAY).unlink(missing_ok=True)
-    drop_stored_roots(directory)
-
-
-def store_root(directory: Path, label: str) -> None:
-    """Store the root overlay under a label, so that the VM starts with a new one."""
-    (directory / ROOT_MARKER).unlink(missing_ok=True)
-    with suppress(FileNotFoundError):
-        (directory / ROOT_OVERLAY).rename(directory / f"{ROOT_OVERLAY}.{label}")
-    sync_directory(directory)
-
-
-def take_stored_root(directory: Path, label: str) -> None:
-    """Make the stored overlay of this label the root overlay, if there is one, and no other overlay."""
-    stored, overlay = directory / f"{ROOT_OVERLAY}.{label}", directory / ROOT_OVERLAY
-    if stored.exists() and not overlay.exists():
-        stored.rename(overlay)
-        sync_directory(directory)
-
-
-def drop_stored_roots(directory: Path) -> None:
-    """Remove all stored root overlays."""
-    for stored in directory.glob(f"{ROOT_OVERLAY}.*"):
-        stored.unlink(missing_ok=True)
+def remove_roots(directory: Path, keep: str) -> None:
+    """Remove the root overlays of all images but ``keep``: from the others the VM starts anew."""
+    kept = root_overlay(directory, keep)
+    # Markers first: a kill in between leaves an overlay as it was.
+    for pattern in ("root-*.made", "root-*.overlay"):
+        for path in directory.glob(pattern):
+            if path.stem != kept.stem:
+                path.unlink(missing_ok=True)
 
 
 def _size(file: Path) -> int:

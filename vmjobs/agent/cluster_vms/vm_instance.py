@@ -119,7 +119,8 @@ class VmInstance:
                 architecture=image.architecture,
             )
         )
-        unenforced = self.driver.unenforced(vm_limits(self.order), self._paths.directory)
+        disks = self._paths.kept if self._paths.kept.exists() else self._paths.directory
+        unenforced = self.driver.unenforced(vm_limits(self.order), disks)
         return ImageStaged(self.driver.kind, "; ".join(unenforced))
 
     def boot(self, record: ClusterVmRecord) -> None:
@@ -143,7 +144,11 @@ class VmInstance:
                 console=self._console,
                 workdir=paths.vm_directory / "vm",
                 network=network,
-                overlay=paths.kept / persistent_disks.ROOT_OVERLAY if self._persistent else None,
+                overlay=(
+                    persistent_disks.root_overlay(paths.kept, self.order.image)
+                    if self._persistent
+                    else None
+                ),
                 limits=vm_limits(self.order),
                 card=self.services.card(self.order),
                 published=self.services.published(self.order),
@@ -286,7 +291,7 @@ class VmInstance:
             create_scratch_disk(self._scratch, order.disk * MIB)
         else:
             persistent_disks.make(paths.kept, order.id, order.disk * MIB)
-            persistent_disks.check(paths.kept, order.id)
+            persistent_disks.check(paths.kept, order.id, order.image)
             persistent_disks.grow(paths.kept, order.disk * MIB)
         create_blank_disk(folder / "output.disk", SIZE_UNIT)
         if image.cloud_init and self.services.write_seed is not None:
@@ -295,7 +300,7 @@ class VmInstance:
     def _record_root(self) -> None:
         if self._persistent:
             try:
-                persistent_disks.record_root(self._paths.kept)
+                persistent_disks.record_root(self._paths.kept, self.order.image)
             except OSError as error:  # retried before the next boot
                 log.warning("cannot record the root disk of %s: %s", self.name, reason_of(error))
 
