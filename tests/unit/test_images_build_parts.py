@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import stat
 import struct
 import tarfile
@@ -16,6 +15,7 @@ from images.build.bootstrap import clean
 from images.build.builder import add_guest
 from images.build.tree import FileTree, from_tar
 from images.recipe import parse
+from tests.kit.container_images import Layer
 from vmjobs.errors import BuildError
 
 RECIPE = parse(
@@ -24,18 +24,9 @@ RECIPE = parse(
 
 
 def test_a_tar_becomes_a_tree_with_hard_links_shared_and_devices_left_out(path: Path) -> None:
-    with tarfile.open(path, "w") as archive:
-        for name, kind, data in (
-            ("./usr/bin", tarfile.DIRTYPE, b""),
-            ("./bin", tarfile.SYMTYPE, b""),
-            ("./usr/bin/a", tarfile.REGTYPE, b"data"),
-            ("./usr/bin/b", tarfile.LNKTYPE, b""),
-            ("./dev/null", tarfile.CHRTYPE, b""),
-        ):
-            entry = tarfile.TarInfo(name)
-            entry.type, entry.size, entry.mode, entry.gid = kind, len(data), 0o2755, 42
-            entry.linkname = "usr/bin" if kind == tarfile.SYMTYPE else "./usr/bin/a"
-            archive.addfile(entry, io.BytesIO(data))
+    layer = Layer().folder("./usr/bin").symlink("./bin", "usr/bin")
+    layer.file("./usr/bin/a", "data", 0o2755, gid=42).link("./usr/bin/b", "./usr/bin/a")
+    path.write_bytes(layer.add("./dev/null", tarfile.CHRTYPE).tar())
     tree = from_tar(path)
     assert tree.nodes["usr/bin/a"] is tree.nodes["usr/bin/b"]
     assert tree.nodes["usr/bin/a"].mode == stat.S_IFREG | 0o2755
@@ -217,10 +208,7 @@ def test_a_wheel_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 
 def test_a_source_that_is_shorter_than_it_was_is_an_error(path: Path) -> None:
-    with tarfile.open(path, "w") as archive:
-        entry = tarfile.TarInfo("a")
-        entry.size = 10_000
-        archive.addfile(entry, io.BytesIO(bytes(10_000)))
+    path.write_bytes(Layer().file("a", bytes(10_000)).tar())
     tree = from_tar(path)
     path.write_bytes(path.read_bytes()[:600])
     with pytest.raises(BuildError, match="ends"):
