@@ -10,27 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit.container_images import Layer as Archive
 from vmjobs import job_directory
 from vmjobs.errors import InvalidRequest
 
 
-def stream(*entries: tuple[tarfile.TarInfo, bytes]) -> io.BytesIO:
-    """Return a tar stream."""
-    sink = io.BytesIO()
-    with tarfile.open(fileobj=sink, mode="w", format=tarfile.GNU_FORMAT) as tar:
-        for info, data in entries:
-            info.size = len(data)
-            tar.addfile(info, io.BytesIO(data))
-    sink.seek(0)
-    return sink
-
-
-def entry(
-    name: str, kind: bytes = tarfile.REGTYPE, link: str = "", mode: int = 0o644
-) -> tarfile.TarInfo:
-    info = tarfile.TarInfo(name)
-    info.type, info.linkname, info.mode = kind, link, mode
-    return info
+def unpack(archive: Archive, place: Path) -> dict[str, str]:
+    return job_directory.unpack(io.BytesIO(archive.tar()), place)
 
 
 @pytest.fixture
@@ -64,33 +50,31 @@ def test_there_and_back(tmp_path: Path, place: Path) -> None:
 def test_names_that_lead_out_are_refused_and_absolute_ones_are_below(place: Path) -> None:
     for name in ("../outside", "a/../../outside"):
         with pytest.raises(InvalidRequest, match="outside its directory"):
-            job_directory.unpack(stream((entry(name), b"theirs")), place)
+            unpack(Archive().file(name, "theirs"), place)
     assert (place.parent / "outside").read_text() == "mine"
-    job_directory.unpack(stream((entry("/etc"), b"x")), place)
+    unpack(Archive().file("/etc", "x"), place)
     assert (place / "etc").read_text() == "x"
 
 
 def test_links_are_neither_followed_nor_written_through(place: Path) -> None:
-    entries = [(entry("way", tarfile.SYMTYPE, ".."), b""), (entry("way/outside"), b"theirs")]
     with pytest.raises(OSError, match=r"way|directory"):
-        job_directory.unpack(stream(*entries), place)
+        unpack(Archive().symlink("way", "..").file("way/outside", "theirs"), place)
     (place / "file").symlink_to("../outside")  # an existing link is replaced
-    job_directory.unpack(stream((entry("file"), b"new")), place)
+    unpack(Archive().file("file", "new"), place)
     assert (place / "file").read_text() == "new"
     assert (place.parent / "outside").read_text() == "mine"
 
 
 def test_hard_links_stay_inside(place: Path) -> None:
     with pytest.raises(InvalidRequest):
-        job_directory.unpack(stream((entry("h", tarfile.LNKTYPE, "../outside"), b"")), place)
+        unpack(Archive().link("h", "../outside"), place)
     (place / "way").symlink_to("..")
     with pytest.raises(OSError, match=r"way|directory"):
-        job_directory.unpack(stream((entry("h", tarfile.LNKTYPE, "way/outside"), b"")), place)
+        unpack(Archive().link("h", "way/outside"), place)
 
 
 def test_special_files_and_bits_do_not_come(place: Path) -> None:
-    device = entry("null", tarfile.CHRTYPE)
-    job_directory.unpack(stream((device, b""), (entry("suid", mode=0o6755), b"")), place)
+    unpack(Archive().add("null", tarfile.CHRTYPE).file("suid", mode=0o6755), place)
     assert not (place / "null").exists()
     assert (place / "suid").stat().st_mode & 0o7777 == 0o755
 
@@ -100,17 +84,11 @@ def test_a_link_in_place_of_a_directory_passes_its_mode_on_to_nobody(place: Path
     theirs = place.parent / "theirs"
     theirs.mkdir(0o700)
     (theirs / "within").mkdir(0o700)
-    entries = [
-        (entry("d", tarfile.DIRTYPE, mode=0o777), b""),
-        (entry("d", tarfile.SYMTYPE, str(theirs)), b""),
-        (entry("e", tarfile.DIRTYPE, mode=0o777), b""),
-        (entry("e/within", tarfile.DIRTYPE, mode=0o777), b""),
-        (entry("e", tarfile.SYMTYPE, "../theirs"), b""),
-        (entry("f", tarfile.DIRTYPE, mode=0o777), b""),
-        (entry("f", tarfile.SYMTYPE, "../outside"), b""),
-    ]
+    archive = Archive().folder("d", 0o777).symlink("d", str(theirs))
+    archive.folder("e", 0o777).folder("e/within", 0o777).symlink("e", "../theirs")
+    archive.folder("f", 0o777).symlink("f", "../outside")
     (place.parent / "outside").chmod(0o600)
-    assert set(job_directory.unpack(stream(*entries), place)) == set("def")
+    assert set(unpack(archive, place)) == set("def")
     assert list(place.iterdir()) == []
     for path, mode in ((theirs, 0o700), (theirs / "within", 0o700), (place.parent / "outside", 0o600)):
         assert path.stat().st_mode & 0o777 == mode, path
@@ -118,76 +96,55 @@ def test_a_link_in_place_of_a_directory_passes_its_mode_on_to_nobody(place: Path
 
 def test_modes_of_directories_in_any_order(place: Path) -> None:
     """The last entry of each counts; a directory without access still gets its contents."""
-    entries = [
-        (entry("a/", tarfile.DIRTYPE, mode=0o777), b""),
-        (entry("a/b/", tarfile.DIRTYPE, mode=0o755), b""),
-        (entry("a/b/file", mode=0o600), b"x"),
-        (entry("a/", tarfile.DIRTYPE, mode=0o000), b""),
-    ]
-    job_directory.unpack(stream(*entries), place)
+    archive = Archive().folder("a/", 0o777).folder("a/b/", 0o755).file("a/b/file", "x", 0o600)
+    unpack(archive.folder("a/", 0o000), place)
     assert (place / "a").stat().st_mode & 0o777 == 0
     (place / "a").chmod(0o700)
     assert (place / "a/b").stat().st_mode & 0o777 == 0o755
     assert (place / "a/b/file").read_text() == "x"
 
 
-LINK, HARD, FOLDER = tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE
-
-
 @pytest.mark.parametrize(
-    "entries",
+    "archive",
     [
-        [entry("a", LINK, "/etc/hostname")],
-        [entry("a", LINK, "../outside")],
-        [entry("a", LINK, "b/../../outside")],
-        [entry("d", FOLDER), entry("d/a", LINK, "../../outside")],
-        [entry("d", FOLDER), entry("d/a", LINK, "./..//../outside")],
+        Archive().symlink("a", "/etc/hostname"),
+        Archive().symlink("a", "../outside"),
+        Archive().symlink("a", "b/../../outside"),
+        Archive().folder("d").symlink("d/a", "../../outside"),
+        Archive().folder("d").symlink("d/a", "./..//../outside"),
         # through a directory link that exists by then, comes later, or replaces a directory
-        [entry("d", FOLDER), entry("d/e", LINK, ".."), entry("a", LINK, "d/e/../outside")],
-        [entry("a", LINK, "s/t/../../outside"), entry("s", FOLDER), entry("s/t", LINK, ".")],
-        [
-            *(entry("s", FOLDER), entry("s/t", FOLDER)),
-            *(entry("a", LINK, "s/t/../../outside"), entry("s/t", LINK, ".")),
-        ],
-        [entry("a", LINK, "b/outside"), entry("b", LINK, "c"), entry("c", LINK, "..")],
+        Archive().folder("d").symlink("d/e", "..").symlink("a", "d/e/../outside"),
+        Archive().symlink("a", "s/t/../../outside").folder("s").symlink("s/t", "."),
+        Archive().folder("s").folder("s/t").symlink("a", "s/t/../../outside").symlink("s/t", "."),
+        Archive().symlink("a", "b/outside").symlink("b", "c").symlink("c", ".."),
         # a link that stays inside where it was made, but leads out of another place
-        [entry("d", FOLDER), entry("d/b", LINK, "../outside"), entry("a", HARD, "d/b")],
+        Archive().folder("d").symlink("d/b", "../outside").link("a", "d/b"),
         # a link in place of a file
-        [entry("a"), entry("a", LINK, "../outside")],
-        [entry("b", LINK, "../outside"), entry("a", HARD, "b")],
+        Archive().file("a").symlink("a", "../outside"),
+        Archive().symlink("b", "../outside").link("a", "b"),
     ],
 )
-def test_no_link_leads_out_at_any_time(place: Path, entries: list[tarfile.TarInfo]) -> None:
-    for count in range(1, len(entries) + 1):
+def test_no_link_leads_out_at_any_time(place: Path, archive: Archive) -> None:
+    for count in range(1, len(archive.members) + 1):
         with suppress(OSError):
-            job_directory.unpack(stream(*((info, b"") for info in entries[:count])), place)
+            unpack(Archive(members=archive.members[:count]), place)
         for path in place.rglob("*"):
             assert path.resolve().is_relative_to(place), (count, path)
     assert not (place / "a").exists()
 
 
 def test_links_that_stay_inside_come(place: Path) -> None:
-    entries = [
-        (entry("d", FOLDER, mode=0o755), b""),
-        (entry("d/e", FOLDER, mode=0o755), b""),
-        (entry("file"), b"x"),
-        (entry("d/e/up", LINK, "../../file"), b""),
-        (entry("d/top", LINK, ".."), b""),
-        (entry("chain", LINK, "d/top/file"), b""),
-        (entry("second", HARD, "chain"), b""),
-    ]
-    assert job_directory.unpack(stream(*entries), place) == {}
+    archive = Archive().folder("d").folder("d/e").file("file", "x").symlink("d/e/up", "../../file")
+    archive.symlink("d/top", "..").symlink("chain", "d/top/file").link("second", "chain")
+    assert unpack(archive, place) == {}
     for name in ("d/e/up", "chain", "second", "d/top/d/e/up"):
         assert (place / name).read_text() == "x", name
 
 
 def test_what_is_left_out_is_named_and_nothing_older_is_in_its_place(place: Path) -> None:
     (place / "a").write_text("older")
-    fifo, link = entry("d/fifo", tarfile.FIFOTYPE), entry("./a", LINK, "/etc/hostname")
-    refused = job_directory.unpack(
-        stream((entry("d", FOLDER, mode=0o755), b""), (fifo, b""), (link, b"")), place
-    )
-    assert refused == {
+    archive = Archive().folder("d").add("d/fifo", tarfile.FIFOTYPE).symlink("./a", "/etc/hostname")
+    assert unpack(archive, place) == {
         "d/fifo": "neither a file nor a directory",
         "a": "a link that may lead out of the job's directory",
     }
@@ -195,32 +152,29 @@ def test_what_is_left_out_is_named_and_nothing_older_is_in_its_place(place: Path
 
 
 def test_what_no_job_leaves(place: Path) -> None:
-    sparse = entry("huge", tarfile.GNUTYPE_SPARSE)
     with pytest.raises(InvalidRequest):
-        job_directory.unpack(stream((sparse, b"")), place)
+        unpack(Archive().add("huge", tarfile.GNUTYPE_SPARSE), place)
     with pytest.raises(InvalidRequest):
-        job_directory.unpack(stream((entry("h", tarfile.LNKTYPE, "."), b"")), place)
+        unpack(Archive().link("h", "."), place)
 
 
 def test_kinds_may_change(place: Path) -> None:
     (place / "d").mkdir()
     (place / "d/x").touch()
     (place / "f").touch()
-    job_directory.unpack(
-        stream((entry("d"), b"file now"), (entry("f", tarfile.DIRTYPE, mode=0o700), b"")), place
-    )
+    unpack(Archive().file("d", "file now").folder("f", 0o700), place)
     assert (place / "d").read_text() == "file now"
     assert (place / "f").is_dir()
 
 
 def _absurd() -> bytes:
     """Return a header that would fill the memory."""
-    info = entry("long", tarfile.GNUTYPE_LONGNAME)
-    info.size = 1 << 40
+    info = tarfile.TarInfo("long")
+    info.type, info.size = tarfile.GNUTYPE_LONGNAME, 1 << 40
     return info.tobuf(tarfile.GNU_FORMAT) + b"x" * 4096
 
 
-WHOLE = stream((entry("large"), b"x" * 100_000)).getvalue()
+WHOLE = Archive().file("large", b"x" * 100_000).tar()
 
 
 @pytest.mark.parametrize("data", [b"no tar at all" * 100, b"\xff" * 4096, WHOLE[:50_000], _absurd()])
