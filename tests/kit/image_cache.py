@@ -48,15 +48,14 @@ def damage(path: Path, offset: int = 50_000) -> None:
 class Remote:
     """An ``images.transfer.remote.ImageFetcher`` that reads from a store.
 
-    segments, layouts: those requested, in order. asked: number of requests for a signature.
-    bytes, requests: sums over segments and parts of segments. before: called before each segment is
-    returned, with the number of segments requested before.
+    segments: those requested, in order. asked: number of requests for a signature. bytes, requests:
+    sums over segments and parts of segments. before: called before each segment is returned, with the
+    number of segments requested before.
     """
 
     def __init__(self, store: ImageStore) -> None:
         self.store = store
         self.segments: list[bytes] = []
-        self.layouts: list[str] = []
         self.signatures: dict[str, str] = {}
         self.asked = self.bytes = self.requests = 0
         self.before: Callable[[int], None] = lambda _count: None
@@ -72,7 +71,6 @@ class Remote:
 
     def layout(self, image: str, content: str) -> bytes:
         self._check(image, content)
-        self.layouts.append(content)
         return self.store.folder.layout(content).to_bytes()
 
     def segment(self, image: str, segment: bytes) -> bytes:
