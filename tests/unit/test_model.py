@@ -85,7 +85,7 @@ def test_all_faults_come_in_one_answer() -> None:
     ],
 )
 def test_what_cannot_be_saved_is_not_to_be(fields: dict[str, Any]) -> None:
-    values = {"image": "hep", "script": "#!/bin/sh\n", "checkpoint": True, **fields}
+    values = spec(checkpoint=True, **fields)
     with pytest.raises(InvalidSpec) as caught:
         parse_spec(values)
     assert any("checkpoint is for" in fault.message for fault in caught.value.faults)
@@ -93,18 +93,16 @@ def test_what_cannot_be_saved_is_not_to_be(fields: dict[str, Any]) -> None:
 
 
 def test_a_job_gets_no_vm_with_fewer_processors_than_it_asks_for() -> None:
-    values = {"image": "hep", "script": "#!/bin/sh\n"}
-    assert HypervisorKind.UML in parse_spec(values).kinds
-    assert parse_spec({**values, "cpus": 65}).kinds == ALL_BUT_UML
-    assert parse_spec({**values, "cpus": 65, "hypervisor": "uml"}).kinds == ()
+    assert HypervisorKind.UML in parse_spec(spec()).kinds
+    assert parse_spec(spec(cpus=65)).kinds == ALL_BUT_UML
+    assert parse_spec(spec(cpus=65, hypervisor="uml")).kinds == ()
     assert kinds_with_cpus(2) == tuple(HypervisorKind)
     assert kinds_with_cpus(2, shared=True) == ALL_BUT_UML
 
 
 def test_a_job_that_is_to_be_saved_goes_where_it_can_be() -> None:
-    values = {"image": "hep", "script": "#!/bin/sh\n", "checkpoint": True}
-    assert parse_spec(values).kinds == ALL_BUT_UML
-    assert parse_spec({**values, "hypervisor": "qemu"}).kinds == (HypervisorKind.QEMU,)
+    assert parse_spec(spec(checkpoint=True)).kinds == ALL_BUT_UML
+    assert parse_spec(spec(checkpoint=True, hypervisor="qemu")).kinds == (HypervisorKind.QEMU,)
 
 
 def test_input_names_must_differ() -> None:
