@@ -192,17 +192,12 @@ def test_layers_remember_what_was_replaced(tmp_path: Path) -> None:
         Layer().add("dev", tarfile.BLKTYPE, devmajor=70_000),
         Layer().add("odd", b"Z"),
         FromTar(b"not a tar archive at all" * 100),
+        FromTar(Layer().file("a", b"x" * 5000).tar()[:2000]),
     ],
 )
 def test_hostile_layers_are_refused(tmp_path: Path, layer: Layer | FromTar) -> None:
     with pytest.raises(ImageRejected):
         applied(tmp_path, layer)
-
-
-def test_an_archive_that_ends_early_is_refused(tmp_path: Path) -> None:
-    data = Layer().file("a", b"x" * 5000).tar()
-    with pytest.raises(ImageRejected):
-        applied(tmp_path, FromTar(data[:2000]))
 
 
 def test_an_empty_archive_is_an_empty_layer(tmp_path: Path) -> None:
