@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from images.inspect.bootinfo import BootInfo, detect_boot, detect_boot_of_bytes
-from vmjobs.model import BootMethod
+from vmjobs.model import MIB, BootMethod
 
-MIB = 1024 * 1024
 ESP = "C12A7328-F81F-11D2-BA4B-00A0C93EC93B"
 BIOS_BOOT = "21686148-6449-6E6F-744E-656564454649"
 ROOT = "4F68BCE3-E8CD-4DB1-96E7-FBCAF984B709"
@@ -18,8 +17,7 @@ ROOT = "4F68BCE3-E8CD-4DB1-96E7-FBCAF984B709"
 
 def made(tmp_path: Path, table: str, *, code: bool = False) -> Path:
     path = tmp_path / "disk"
-    path.touch()
-    with path.open("r+b") as file:
+    with path.open("wb") as file:
         file.truncate(64 * MIB)
     subprocess.run(["/usr/sbin/sfdisk", "-q", path], input=table.encode(), check=True, timeout=60)
     if code:
@@ -83,7 +81,7 @@ def test_a_disk_without_any_boot_loader_needs_a_kernel(tmp_path: Path) -> None:
 
 def test_logical_partitions_are_seen(tmp_path: Path) -> None:
     table = "label: dos\nsize=8M, type=83\ntype=5\nsize=8M, type=83\nsize=8M, type=83\n"
-    path = made(tmp_path, f"{table}")
+    path = made(tmp_path, table)
     numbers = [volume.number for volume in detect_boot(path).partitions]
     assert numbers[0] == 1
     assert len(numbers) >= 3

@@ -13,8 +13,7 @@ from images.inspect.inspection import inspect_image, limits_from_config
 from tests.kit.disk_formats import MADE, SIZE, Lab, qemu_img, refused
 from vmjobs.config import Config
 from vmjobs.errors import ImageRejected
-
-MIB = 1024 * 1024
+from vmjobs.model import MIB
 
 
 @pytest.mark.parametrize("name", MADE)

@@ -28,8 +28,8 @@ from tests.kit.disk_formats import (
     qemu_img,
     refused,
 )
+from vmjobs.model import MIB
 
-MIB = 1024 * 1024
 UUID_BYTES = bytes(range(16))
 
 

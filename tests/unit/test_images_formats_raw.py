@@ -10,8 +10,7 @@ from images.formats import Format, refusal_of_raw
 from images.formats.signatures import signatures
 from images.inspect.inspection import inspect_image
 from tests.kit.disk_formats import MADE, SIZE, Lab, disk, refused
-
-MIB = 1024 * 1024
+from vmjobs.model import MIB
 
 #: Starts of files in formats that are not accepted, and the codes of their refusals.
 HEADS = [
