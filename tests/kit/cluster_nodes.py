@@ -185,10 +185,10 @@ class World:
         self.report(vm, Phase.RUNNING, incarnation)
         self.pool.join(vm.name, incarnation, id=vm.id)
 
-    def bring_up(self, cluster: str = "vc") -> None:
+    def bring_up(self) -> None:
         """Report that all ordered VMs run, and add them to the pool."""
         self.step()
-        for vm in self.vms(cluster).values():
+        for vm in self.vms().values():
             if vm.node and vm.goal is Goal.RUN and vm.state is not ClusterVmState.UP:
                 self._run(vm, vm.incarnation + 1)
         self.step()
@@ -207,17 +207,11 @@ class World:
         return [(e.member, e.state, e.code) for e in self.repository.clusters.events(name)]
 
 
-def fail(
-    world: World,
-    name: str,
-    times: int = 3,
-    code: ClusterVmCode = ClusterVmCode.BOOT_FAILED,
-    vc: str = "vc",
-) -> None:
+def fail(world: World, name: str, times: int = 3, vc: str = "vc") -> None:
     """Report so many failed incarnations of a VM, one after the other."""
     for number in range(1, times + 1):
         vm = world.vms(vc)[name]
-        more = {"failures": number, "code": code, "message": "no kernel"}
+        more = {"failures": number, "code": ClusterVmCode.BOOT_FAILED, "message": "no kernel"}
         world.report(vm, Phase.WAITING, vm.incarnation + 1, **more)
 
 

@@ -139,13 +139,13 @@ def as_format(source: Path, format: str, folder: Path) -> Path:
     return target
 
 
-def tiny(folder: Path, mib: int, ending: str = "poweroff -f") -> Path:
+def tiny(folder: Path, mib: int) -> Path:
     """Make a disk for User-mode Linux with busybox and ``mib`` MiB of new random data."""
     tree = Path(tempfile.mkdtemp(prefix="tree-", dir=folder))
     for name in ("bin", "dev", "proc"):
         (tree / name).mkdir()
     shutil.copy("/bin/busybox", tree / "bin")
-    (tree / "init").write_text(f"#!/bin/busybox sh\necho tiny: up\nexec /bin/busybox {ending}\n")
+    (tree / "init").write_text("#!/bin/busybox sh\necho tiny: up\nexec /bin/busybox poweroff -f\n")
     (tree / "init").chmod(0o755)
     with (tree / "data").open("wb") as file:
         for _ in range(mib):
