@@ -32,7 +32,9 @@ DISK = (
 
 def put(store: ImageStore, disk: bytes = DISK, kernel: bytes = b"kernel") -> tuple[str, ImageManifest]:
     """Put an image with a kernel into ``store``; return its digest and manifest."""
-    manifest = ImageManifest(root=store.folder.put(disk), kernel=store.folder.put(kernel))
+    manifest = ImageManifest(
+        root=store.folder.put(disk), kernel=store.folder.put(kernel), cmdline=("init=/x",)
+    )
     return store.put_manifest(manifest), manifest
 
 

@@ -10,7 +10,7 @@ import pytest
 from images.content import SEGMENT_BYTES
 from images.manifest import ImageManifest, Part
 from images.store.image_store import ImageStore
-from tests.kit.image_cache import damage
+from tests.kit.image_cache import damage, put
 from tests.kit.segments import compute_layout_of_bytes
 from vmjobs.errors import DigestMismatch, InvalidRequest, NotFound
 from vmjobs.hypervisor.base import BootImage
@@ -27,14 +27,7 @@ def store(tmp_path: Path) -> ImageStore:
 @pytest.fixture
 def digest(store: ImageStore) -> str:
     """Return the digest of an image with a kernel in the store."""
-    return fill(store)[0]
-
-
-def fill(store: ImageStore) -> tuple[str, ImageManifest]:
-    """Put an image with a kernel into ``store``; return its digest and manifest."""
-    root, kernel = (store.folder.put(data) for data in (DISK, b"kernel"))
-    manifest = ImageManifest(root=root, kernel=kernel, cmdline=("init=/x",))
-    return store.put_manifest(manifest), manifest
+    return put(store, DISK)[0]
 
 
 @pytest.mark.parametrize(
@@ -182,13 +175,13 @@ def test_digests_cannot_lead_elsewhere(store: ImageStore, digest: str) -> None:
 
 
 def test_a_manifest_whose_contents_are_missing_is_refused(tmp_path: Path) -> None:
-    _, manifest = fill(ImageStore(tmp_path / "a"))
+    _, manifest = put(ImageStore(tmp_path / "a"), DISK)
     with pytest.raises(NotFound, match=manifest.root.digest):
         ImageStore(tmp_path / "b").put_manifest(manifest)
 
 
 def test_an_image_is_prepared_for_booting(store: ImageStore) -> None:
-    digest, manifest = fill(store)
+    digest, manifest = put(store, DISK)
     image = store.prepare(digest)
     assert image.root.read_bytes() == DISK
     assert image.kernel is not None
@@ -221,7 +214,7 @@ def test_how_an_image_boots_is_told_to_the_hypervisor(store: ImageStore) -> None
 def test_a_damaged_content_is_found_and_named_even_after_it_was_found_good(
     store: ImageStore, tmp_path: Path
 ) -> None:
-    digest, manifest = fill(store)
+    digest, manifest = put(store, DISK)
     path = store.prepare(digest).root
     damage(path)
     for reader in (store, ImageStore(tmp_path)):
@@ -246,7 +239,7 @@ def test_a_content_that_is_cut_short_and_a_damaged_manifest_are_found_and_named(
 def test_what_a_crash_left_is_removed_and_what_is_being_written_stays(
     store: ImageStore, tmp_path: Path
 ) -> None:
-    fill(store)
+    put(store, DISK)
     (tmp_path / "tmp" / "left-by-a-crash").write_bytes(b"half a content")
     source = tmp_path / "source"
     source.write_bytes(b"slowly")
@@ -274,7 +267,7 @@ def test_a_writer_that_fails_leaves_nothing(store: ImageStore, tmp_path: Path) -
 
 
 def test_builds_are_remembered_while_their_image_is_complete(store: ImageStore) -> None:
-    digest, manifest = fill(store)
+    digest, manifest = put(store, DISK)
     key = "0" * 64
     assert store.built(key) is None
     store.record_build(key, digest)
