@@ -29,7 +29,6 @@ from images.segment import (
     decode_segment,
     header_size,
     parse_header,
-    read_chunk,
 )
 from tests.kit.segments import compute_layout_of_bytes, encode_segment
 from vmjobs.errors import DigestMismatch
@@ -162,12 +161,6 @@ def test_each_block_is_kept_in_the_shortest_way() -> None:
         ChunkEncoding.ZSTD,
     ]
     assert len(stored) < header_size(3) + CHUNK_BYTES + 2000
-
-
-def test_a_single_block_can_be_read_from_its_place() -> None:
-    stored = encode_segment(RANDOM + TEXT)
-    entry = parse_header(stored[: header_size(2)], whole=len(stored)).entries[1]
-    assert read_chunk(entry, stored[entry.offset : entry.offset + entry.length]) == TEXT
 
 
 def test_blocks_can_be_left_out_and_filled_in_from_elsewhere() -> None:
