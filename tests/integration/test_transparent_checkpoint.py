@@ -111,24 +111,10 @@ def kept(grid: Grid) -> int:
     return int(queried(grid, "SELECT count(*) FROM condor_jobs"))
 
 
-def held(desk: Desk, grid: Grid, cluster: str, those: str) -> None:
-    """Hold the job once it counts, and wait until its VM is saved."""
-    goes_on(grid, those)
-    wait_for(lambda: counted(grid, those) > 3 or None, "it to count", PATIENT)
-    before = queried(grid, SAVED)
-    desk("condor_hold", cluster)
-    wait_for(lambda: queried(grid, SAVED) != before or None, "its VM to be saved", PATIENT)
-
-
 def not_resumed(desk: Desk, cluster: str) -> dict[str, Any] | None:
     """The job's ad once its policy holds it; else None."""
     ad = desk.ad(cluster)
     return ad if ad.get("JobStatus") == 5 and ad.get("HoldReasonCode") == 3 else None
-
-
-def left(desk: Desk) -> list[str]:
-    """The numbers in the job's output."""
-    return desk("cat", f"{desk.folder}/out").split()[:LAST]
 
 
 def test_it_counts_nothing_twice(desk: Desk, grid: Grid) -> None:
@@ -155,30 +141,17 @@ def test_it_counts_nothing_twice(desk: Desk, grid: Grid) -> None:
 def test_one_that_is_held_goes_on_when_it_is_released(site: Desk, grid: Grid) -> None:
     """After the release, condor_ssh_to_job works as well."""
     cluster, those = submitted(site)
-    held(site, grid, cluster, those)
+    goes_on(grid, those)
+    wait_for(lambda: counted(grid, those) > 3 or None, "it to count", PATIENT)
+    before = queried(grid, SAVED)
+    site("condor_hold", cluster)
+    wait_for(lambda: queried(grid, SAVED) != before or None, "its VM to be saved", PATIENT)
     site("condor_release", cluster)
     goes_on(grid, those)
     shown = site.tool("condor_ssh_to_job", f"{cluster}.0", "tail", "-n", "1", "numbers")
     assert 3 < int(shown.split()[0]) <= LAST
     assert site.ended(cluster).get("ExitCode") == 3
-    assert left(site) == ALL
-
-
-@pytest.mark.soak  # the row of the table is below; test_agent_checkpoint.py tests the agent's part
-def test_what_the_service_has_lost_is_begun_anew(site: Desk, grid: Grid) -> None:
-    """Two tries to resume it fail, on any node; then it runs from its beginning."""
-    cluster, those = submitted(site, __VMJobMaxStarts="1")
-    held(site, grid, cluster, those)
-    for _ in range(2):
-        queried(grid, LOST)
-        site("condor_release", cluster)
-        ad = wait_for(lambda: not_resumed(site, cluster), "it not to go on", PATIENT)
-        assert (ad["HoldReasonCode"], ad["HoldReasonSubCode"]) == (3, NOT_RESUMED), ad["HoldReason"]
-        assert ad["HoldReason"].startswith("NOT_RESUMED: the saved VM was not resumed: ")
-    site("condor_qedit", cluster, "VMJobMaxStarts", "9")
-    site("condor_release", cluster)
-    assert site.ended(cluster).get("ExitCode") == 3
-    assert left(site) == ALL
+    assert site.read("out").split()[:LAST] == ALL
 
 
 def test_row_of_one_that_does_not_go_on(desk: Desk, grid: Grid) -> None:
