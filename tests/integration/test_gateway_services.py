@@ -19,7 +19,7 @@ import pytest
 from tests.kit import ROOT
 from tests.kit.cli import VMJOBS
 from tests.kit.grid import wait_for
-from tests.kit.hypervisors import host_addresses
+from tests.kit.hypervisors import host_addresses, mentioning
 from tests.kit.sockets import free_ports
 
 #: It takes five virtual machines and their images.
@@ -125,19 +125,7 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     finally:
         made.command("delete", "--yes")
     assert not made.place.exists()
-    place = str(made.place)
-    wait_for(lambda: not any(place in argv for _, argv in processes()), "all of it to be gone", 60)
-
-
-def processes() -> list[tuple[int, str]]:
-    """All processes of this host, with their command lines."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            found.append((int(entry.name), (entry / "cmdline").read_bytes().decode("utf-8", "replace")))
-        except OSError:
-            continue
-    return found
+    wait_for(lambda: not mentioning(str(made.place)), "all of it to be gone", 60)
 
 
 def test_a_job_goes_from_the_user_interface_to_the_worker_and_comes_back(gateway: Gateway) -> None:

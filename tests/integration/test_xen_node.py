@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -21,10 +20,12 @@ from tests.kit.foreign_images import (
 )
 from tests.kit.grid import Grid
 from tests.kit.grid_clusters import Submitter, up
-from tests.kit.submit_host import Desk
+from tests.kit.submit_host import Desk, site
 from vmjobs.client import Client
 from vmjobs.cluster.spec import ClusterSpec
 from vmjobs.model import ExitChannel, HypervisorKind, JobState
+
+__all__ = ["site"]
 
 pytestmark = [pytest.mark.soak, pytest.mark.xen, pytest.mark.timeout(1800)]
 
@@ -69,24 +70,18 @@ def test_jobs_with_their_own_kernels(grid: Grid, tmp_path: Path) -> None:
         assert LIFETIME in vmjobs("job", "console", job.id).out
 
 
-@pytest.fixture
-def desk(grid: Grid) -> Iterator[Desk]:
-    with Desk(grid, "site") as made:
-        yield made
-
-
-def test_an_ordinary_job_with_one_line_and_a_login_to_it(desk: Desk) -> None:
-    cluster = desk.submit(
+def test_an_ordinary_job_with_one_line_and_a_login_to_it(site: Desk) -> None:
+    cluster = site.submit(
         "cat data /sys/hypervisor/type; until [ -e /tmp/over ]; do sleep 1; done; kill -TERM $$",
         requirements=HERE,
     )
-    desk.running(cluster)
-    login = desk("condor_ssh_to_job", "-auto-retry", cluster, "uname -n; touch /tmp/over")
+    site.running(cluster)
+    login = site("condor_ssh_to_job", "-auto-retry", cluster, "uname -n; touch /tmp/over")
     assert login.splitlines()[-1] == "vmjob-0"
-    ad = desk.ended(cluster)
+    ad = site.ended(cluster)
     ending = ad["JobStatus"], ad.get("ExitBySignal"), ad.get("ExitSignal")
     assert ending == (4, True, 15), ad.get("HoldReason")
-    assert desk.read("out") == "from a file\nxen\n"
+    assert site.read("out") == "from a file\nxen\n"
 
 
 def test_a_virtual_cluster(grid: Grid, operator: Client, name: str) -> None:
