@@ -243,21 +243,6 @@ def test_a_vm_that_is_frozen_is_replaced(grid: Grid, operator: Client, running: 
 
 
 @pytest.mark.soak
-def test_an_image_that_never_joins_is_told_of_and_tried_again(operator: Client, name: str) -> None:
-    operator.clusters.put(declared(name, 1, image="generic", join_seconds=5))
-
-    def pausing() -> ClusterVm | None:
-        (vm,) = operator.clusters.get(name).members or [None]
-        again = vm and vm.state is ClusterVmState.BACKOFF and vm.failures > 0
-        return vm if again else None
-
-    vm = wait_for(pausing, "the VM to have failed", 120)
-    assert vm.code in {ClusterVmCode.JOIN_TIMED_OUT, ClusterVmCode.GUEST_ENDED}
-    assert vm.message
-    assert vm.retry is not None
-
-
-@pytest.mark.soak
 @pytest.mark.timeout(3600)
 def test_no_job_is_lost_to_a_drain(
     grid: Grid, operator: Client, name: str, record_property: Tell

@@ -70,15 +70,3 @@ def test_what_a_job_used_is_known_to_the_api_and_to_htcondor(grid: Grid) -> None
     table = vmjobs("job", "status", job.id).out
     assert f"{ended.cpu_seconds:.1f} s" in table
     assert "output 100000" in table
-
-
-def test_nodes_are_known_to_the_api_and_to_htcondor(grid: Grid) -> None:
-    nodes = vmjobs("node", "list", "--json").json
-    assert sorted(n["name"] for n in nodes) == ["node1.grid", "node2.grid"]
-    assert all(any(h["works"] for h in n["hypervisors"]) for n in nodes)
-    # VMs of other tests' clusters are in the pool as well.
-    nodes_only = ("-constraint", 'stringListMember(Machine, "node1.grid,node2.grid")')
-    asked = ("-af", "HasVMJobs", "VMJobsHypervisors")
-    ads = grid.on("site", "condor_status", *nodes_only, *asked).splitlines()
-    assert len(ads) >= 2
-    assert all(line.startswith("true ") for line in ads)

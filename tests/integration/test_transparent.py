@@ -50,7 +50,6 @@ KINDS = {
     ("site", "unchanged"): UNCHANGED,
     ("submit", "unchanged"): UNCHANGED,
     ("submit", "uses"): USES,
-    ("submit", "no quotes"): Kind("true", image="", lines={"__VMJobImage": "generic"}),
     ("site", "released"): Kind("echo ran", image="no-such-image"),
 }
 STEPS = ("Stage", "Boot", "Run", "Collect")
@@ -138,14 +137,6 @@ def test_what_the_vm_used_is_in_the_jobs_ad(jobs: Jobs) -> None:
     ask = ("-af", "MemoryUsage")
     shown = desk("condor_q", cluster, *ask) or desk("condor_history", cluster, "-limit", "1", *ask)
     assert int(shown) == -(-ad["ChirpVMMemoryBytes"] // MIB)
-
-
-def test_an_image_without_quotes_is_a_hold_that_says_what_to_write(jobs: Jobs) -> None:
-    """HTCondor reads the unquoted name as an attribute, which does not exist."""
-    desk, cluster = jobs["submit", "no quotes"]
-    ad = desk.ended(cluster)
-    assert (ad["JobStatus"], ad.get("HoldReasonSubCode")) == (5, 104), ad
-    assert '+VMJobImage = "generic"' in ad["HoldReason"]
 
 
 def test_a_released_job_runs(jobs: Jobs) -> None:

@@ -58,7 +58,6 @@ ROUTED = {
             "transfer_output_remaps": '"other=renamed"',
         },
     ),
-    "no image": Kind("echo ran", "no-such-image"),
     "lost": Kind("sleep 1000", lines={"__VMJobMaxStarts": "1"}),
     "removed": Kind("sleep 1000"),
     "large": Kind("true", lines={"request_memory": "999999"}),
@@ -92,6 +91,7 @@ POLICIES = {
 LONG = "sleep 100; echo ran; exit 6"
 JOBS = {(way, name): job for way in WAYS for name, job in POLICIES.items()}
 JOBS |= {(way, name): job for way in ROUTES for name, job in ROUTED.items()}
+JOBS["router", "no image"] = Kind("echo ran", "no-such-image")
 Jobs = Submitted[tuple[str, str]]
 both = pytest.mark.parametrize("way", ROUTES)
 each = pytest.mark.parametrize("way", WAYS)
@@ -165,18 +165,12 @@ def test_a_job_ends_by_itself_in_its_own_way(jobs: Jobs, way: str, name: str) ->
     assert {"JobStatus": 4, **expected} == {key: ad.get(key) for key in ("JobStatus", *expected)}, ad
 
 
-@both
-def test_a_hold_reads_where_the_job_was_submitted(jobs: Jobs, way: str) -> None:
-    ad = held(*jobs[way, "no image"])
-    assert ad["HoldReasonSubCode"] == 101
-    assert ad["HoldReason"].startswith("NOT_FOUND: ")
-    assert "no-such-image" in ad["HoldReason"]
-
-
 def test_a_routed_job_is_mended_and_released(jobs: Jobs) -> None:
     """The release must wait until the routed copy is gone, which an edit does not change."""
     desk, cluster = jobs["router", "no image"]
-    held(desk, cluster)
+    ad = held(desk, cluster)
+    assert ad["HoldReasonSubCode"] == 101
+    assert ad["HoldReason"].startswith("NOT_FOUND: ")
     wait_for(lambda: desk.ad(cluster)["Managed"] == "Schedd" or None, "the copy to go", PATIENT)
     desk("condor_qedit", cluster, "VMJobImage", '"generic"')
     desk("condor_release", cluster)

@@ -79,7 +79,6 @@ KINDS = {
             "periodic_release": "HoldReasonSubCode == 88",
         },
     ),
-    "on_exit_remove": Kind("exit 4", lines={"on_exit_remove": "NumJobStarts >= 2"}),
     "stream_input": Kind("cat; echo end", lines={"input": "data", "stream_input": "true"}),
     "tag": Kind("echo ran", "generic:1"),
 }
@@ -149,12 +148,6 @@ def test_periodic_hold_and_release(jobs: Jobs) -> None:
     ad = wait_for(lambda: desk.ad(cluster, ended=True) or None, "it to end", PATIENT)
     assert (ad["JobStatus"], ad["ExitCode"], ad["NumJobStarts"]) == (4, 0, 2)
     assert ad["NumHolds"] == 1
-
-
-def test_on_exit_remove(jobs: Jobs) -> None:
-    desk, cluster = jobs["on_exit_remove"]
-    ad = wait_for(lambda: desk.ad(cluster, ended=True) or None, "it to end", PATIENT)
-    assert (ad["JobStatus"], ad["ExitCode"], ad["NumJobStarts"]) == (4, 4, 2)
 
 
 def test_what_is_streamed_to_a_job(jobs: Jobs) -> None:

@@ -54,15 +54,6 @@ def test_a_job_that_no_node_has_the_memory_for(desk: Desk) -> None:
     assert "no-such-image" in missing["message"]
 
 
-def test_a_job_that_is_held(desk: Desk) -> None:
-    cluster = desk.submit("true", image="no-such-image")
-    assert desk.ended(cluster)["JobStatus"] == 5
-    found = why(desk, f"{cluster}.0")
-    assert (found["state"], found["findings"][0]["code"]) == ("held", "HELD")
-    assert "sub-code 101" in found["findings"][0]["message"]
-    assert found["findings"][0]["remedy"]
-
-
 def test_a_job_whose_site_is_not_there(grid: Grid) -> None:
     nowhere = BY_CONDOR_C.replace("site.grid site.grid", "nowhere.grid nowhere.grid")
     with Desk(grid, "submit", nowhere) as desk:
