@@ -120,7 +120,6 @@ class AgentNode:
         return Job(place, process)
 
     def vms(self) -> list[str]:
-        """Machines of this node."""
         return [name for name in self.driver.list() if name.startswith(self.prefix)]
 
     def resident(self, script: str, **wish: Any) -> Job:
@@ -148,7 +147,6 @@ class AgentNode:
         wait_until(lambda: self.lasting.issuperset(self.vms()), what="the VM to be gone")
 
     def run(self, *command: str, **wish: Any) -> Job:
-        """Run a job to its end."""
         job = self.start(*command, **wish)
         job.process.wait(300)
         return job
@@ -175,12 +173,10 @@ class Job:
 
     @property
     def out(self) -> str:
-        """What it printed."""
         return (self.place / "_condor_stdout").read_text("utf-8", "replace")
 
     @property
     def err(self) -> str:
-        """What it printed on standard error."""
         return (self.place / "_condor_stderr").read_text("utf-8", "replace")
 
 

@@ -23,8 +23,6 @@ NODE = "wn1.grid"
 
 @dataclass
 class Node:
-    """An execute node with a running agent."""
-
     site: Site
     folder: Path
     environ: dict[str, str]

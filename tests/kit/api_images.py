@@ -16,7 +16,6 @@ DISK = b"".join([b"A" * SEGMENT_BYTES, bytes(SEGMENT_BYTES), bytes(range(256)) *
 
 
 def open_upload(who: Caller) -> str:
-    """Open an upload; returns its identifier."""
     answer = who("POST", "/v1/uploads", json={"size": 1 << 30})
     assert answer.status_code == 201, answer.text
     assert answer.headers["Location"].endswith(answer.get_json()["id"])
@@ -33,7 +32,6 @@ def ask(who: Caller, upload: str, what: str, digests: Sequence[bytes]) -> list[b
 
 
 def put_segment(who: Caller, upload: str, digest: bytes, body: bytes) -> Any:
-    """Send a segment; returns the answer."""
     path = f"/v1/uploads/{upload}/segments/{digest.hex()}"
     return who("PUT", path, data=body, content_type=OCTETS)
 
@@ -48,7 +46,6 @@ def pieces(data: bytes) -> dict[bytes, bytes]:
 
 
 def put_content(who: Caller, upload: str, data: bytes, *, segments: bool = True) -> ContentLayout:
-    """Upload a content; returns its layout."""
     layout = compute_layout_of_bytes(data)
     for digest, piece in pieces(data).items() if segments else ():
         assert put_segment(who, upload, digest, encode_segment(piece)).status_code in {200, 201}

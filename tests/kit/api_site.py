@@ -65,8 +65,6 @@ class Queue:
 
 @dataclass
 class Site:
-    """The application and all its parts."""
-
     app: Flask
     config: Config
     repository: Repository
@@ -76,7 +74,6 @@ class Site:
     disk: str
 
     def caller(self, token: str = "") -> Caller:
-        """A caller with this token."""
         return Caller(self.app.test_client(), token)
 
     def user(self, name: str = "ada", *groups: str) -> Caller:
@@ -84,7 +81,6 @@ class Site:
         return self.caller(self.issuer.user_token(name, groups=groups))
 
     def admin(self, name: str = "root") -> Caller:
-        """An administrator of the service."""
         return self.caller(self.issuer.user_token(name, USER_SCOPES | {Scope.ADMIN}))
 
     def node(self, name: str) -> Caller:
@@ -98,7 +94,6 @@ class Site:
         return issuer.node_token(name, lifetime)
 
     def agent(self, job_id: str, owner: str = "ada") -> Caller:
-        """The agent that runs a job."""
         return self.caller(self.issuer.job_token(job_id, owner))
 
     def stage(self, job_id: str) -> str:
@@ -113,8 +108,6 @@ class Site:
 
 @dataclass
 class Caller:
-    """Flask's test client with a token."""
-
     client: FlaskClient
     token: str
 
@@ -140,7 +133,6 @@ class Caller:
 
 
 def good_spec(**changes: Any) -> dict[str, Any]:
-    """A valid specification, with ``changes``."""
     return {"image": "tiny", "script": "#!/bin/sh\necho hello\n", **changes}
 
 

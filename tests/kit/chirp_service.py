@@ -110,7 +110,6 @@ class ChirpService:
 
 @contextmanager
 def chirp_service(folder: Path) -> Iterator[ChirpService]:
-    """Serve until the context ends."""
     service = ChirpService(folder)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         service.port = listener.getsockname()[1]

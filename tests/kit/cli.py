@@ -24,8 +24,6 @@ VMJOBS = str(Path(sys.executable).with_name("vmjobs"))
 
 @dataclass
 class Done:
-    """What a command printed, and its exit status."""
-
     code: int
     out: str
     err: str
@@ -37,7 +35,6 @@ class Done:
 
     @property
     def json(self) -> Any:
-        """The JSON that it printed."""
         assert self.code == 0, self.out + self.err
         return json.loads(self.out)
 

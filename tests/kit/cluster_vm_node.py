@@ -119,7 +119,6 @@ class Service:
 
     @property
     def reports(self) -> list[ClusterVmReport]:
-        """All reports, in order."""
         told = self.folder / "reports"
         text = told.read_text() if told.exists() else ""
         lines = text.splitlines()[: text.count("\n")]  # a node may be writing another one
@@ -131,7 +130,6 @@ class Service:
         return [report for report in reversed(self.reports) if report.id == f"{number:032x}"]
 
     def last(self, number: int = 0) -> ClusterVmReport:
-        """The last report of a cluster VM."""
         return self.told(number)[0]
 
     def ended(self, incarnation: int = 1) -> ClusterVmReport:
@@ -145,7 +143,6 @@ class Service:
         self.wait(lambda last: (last.phase, last.incarnation) == wanted, f"{wanted}", number)
 
     def wait_phase(self, phase: Phase, number: int = 0) -> None:
-        """Wait until the last report of a cluster VM has this phase."""
         self.wait(lambda last: last.phase is phase, f"it is {phase}", number)
 
     def wait(self, fits: Callable[[ClusterVmReport], bool], what: str, number: int = 0) -> None:
@@ -247,7 +244,6 @@ kept = running_reconciler
 
 
 def machine_pids(parts: ClusterVmServices) -> list[int]:
-    """The processes of the node's VMs."""
     umid = f"umid={parts.journal.prefix}"
     return [
         process.pid

@@ -11,7 +11,6 @@ POOL = PoolAddress(name="site", collector="pool.site.grid", trust_domain="site.g
 
 
 def cluster_vm_order(number: int = 0, **fields: object) -> ClusterVmOrder:
-    """An order to run a cluster VM."""
     values: dict[str, object] = {
         "id": f"{number:032x}",
         "cluster": "debian",

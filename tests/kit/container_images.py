@@ -43,8 +43,6 @@ _TYPES: dict[Callable[[bytes], bytes], str] = {plain: "", gzipped: "+gzip", zstd
 
 @dataclass
 class Layer:
-    """A layer under construction."""
-
     pack: Pack = gzipped
     members: list[tuple[tarfile.TarInfo, bytes]] = field(default_factory=list)
 
@@ -58,16 +56,13 @@ class Layer:
         return self
 
     def file(self, name: str, data: bytes | str = b"", mode: int = 0o644, **fields: Any) -> Layer:
-        """Add a regular file."""
         content = data.encode() if isinstance(data, str) else data
         return self.add(name, tarfile.REGTYPE, content, mode=mode, **fields)
 
     def folder(self, name: str, mode: int = 0o755, **fields: Any) -> Layer:
-        """Add a directory."""
         return self.add(name, tarfile.DIRTYPE, mode=mode, **fields)
 
     def symlink(self, name: str, target: str) -> Layer:
-        """Add a symbolic link."""
         return self.add(name, tarfile.SYMTYPE, linkname=target, mode=0o777)
 
     def link(self, name: str, target: str) -> Layer:
@@ -183,7 +178,6 @@ class Registry:
         )
 
     def blob(self, digest: str) -> Path:
-        """A blob's file."""
         hexadecimal = digest.removeprefix("sha256:")
         blobs = self.folder / "docker" / "registry" / "v2" / "blobs" / "sha256"
         return blobs / hexadecimal[:2] / hexadecimal / "data"

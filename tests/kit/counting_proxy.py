@@ -65,7 +65,6 @@ class Proxy:
                 end.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Stop accepting connections."""
         # Closing alone does not wake the thread that accepts.
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)

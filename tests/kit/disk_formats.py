@@ -160,7 +160,6 @@ def seal_vhdx(data: bytearray) -> None:
 
 
 def checksum_of(part: bytearray) -> bytes:
-    """Return the right checksum of a part of a VHDX."""
     part[4:8] = bytes(4)
     return crc32c(bytes(part)).to_bytes(4, "little")
 

@@ -81,7 +81,6 @@ class Volley(Submitter):
         self.jobs: list[str] = []
 
     def fire(self, cluster: str) -> None:
-        """Submit one more job."""
         self.jobs.append(self.submit(cluster, "sleep 1; echo done", lease=LEASE))
 
     def all_starts(self) -> list[int]:

@@ -36,7 +36,6 @@ class Foreign:
 
     @property
     def cmdline(self) -> tuple[str, ...]:
-        """Kernel parameters."""
         return (f"init=/usr/local/sbin/{self.init}", "quiet") if self.init else ()
 
 

@@ -90,7 +90,6 @@ class CountingKit:
 
 
 def with_kit(arguments: list[str] | None = None) -> None:
-    """Run ``vmjobs`` with this kit."""
     for module in (common, install):
         setattr(module, "role_kit", CountingKit)  # noqa: B010  install imports it by name
     main(arguments)

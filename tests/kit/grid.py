@@ -34,8 +34,6 @@ _first_processes: dict[tuple[str, str], tuple[int, str]] = {}
 
 @dataclass(frozen=True)
 class Grid:
-    """Handles on the running grid."""
-
     api: Client
     url: str
     project: str
@@ -95,7 +93,6 @@ class Grid:
         return ended
 
     def until(self, job: Job, *states: JobState, timeout: float = 120) -> Job:
-        """Wait until a job reaches one of these states."""
         return wait_for(
             lambda: found if (found := self.api.job(job.id)).state in states else None,
             f"job {job.id} to be {' or '.join(states)}",
@@ -103,7 +100,6 @@ class Grid:
         )
 
     def out(self, job: Job) -> str:
-        """A job's standard output."""
         return b"".join(self.api.stream(job.id, StreamName.OUT)).decode()
 
     def leftovers(self, *jobs: Job) -> list[str]:
@@ -175,7 +171,6 @@ def publish(grid: Grid) -> None:
 
 
 def healthy(container: str) -> None:
-    """Wait until a container's health check passes."""
     test = json.loads(run("docker", "inspect", "-f", "{{json .Config.Healthcheck.Test}}", container))
 
     def look() -> bool:
@@ -186,7 +181,6 @@ def healthy(container: str) -> None:
 
 
 def run(*command: str, check: bool = True, environment: Mapping[str, str] | None = None) -> str:
-    """Run a command and return what it printed."""
     done = subprocess.run(
         command,
         stdin=subprocess.DEVNULL,

@@ -170,7 +170,6 @@ _MODULES = (
 
 
 def busybox() -> Path:
-    """A static busybox."""
     found = shutil.which("busybox")
     assert found, "busybox-static is not installed"
     return Path(found)

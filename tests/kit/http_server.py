@@ -28,7 +28,6 @@ class Handler(BaseHTTPRequestHandler):
     do_GET = do_POST = do_PUT = do_DELETE = do_HEAD = _any
 
     def answer(self, status: int, body: bytes = b"", **headers: str) -> None:
-        """Send a complete answer."""
         self.send_response(status)
         for name, value in {"Content-Length": str(len(body)), **headers}.items():
             self.send_header(name.replace("_", "-"), value)
@@ -43,7 +42,6 @@ class Handler(BaseHTTPRequestHandler):
         self.answer(status, data, Content_Type=kind)
 
     def problem(self, status: int, code: str, detail: str = "so it is", **more: object) -> None:
-        """Send a problem document."""
         self.document(status, {"title": "x", "status": status, "detail": detail, "code": code, **more})
 
     def hang_up(self) -> None:
@@ -56,8 +54,6 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class Scripted(ThreadingHTTPServer):
-    """An HTTP server with a script."""
-
     daemon_threads = True
 
     def __init__(self) -> None:

@@ -76,7 +76,6 @@ class Bench:
         return vm
 
     def until(self, vm: VmConfig, words: str) -> None:
-        """Wait until a guest has printed these words."""
         wait_until(lambda: words in said(vm.console), BOOT, f"the guest says {words}")
 
     def end(self, vm: VmConfig) -> str:
@@ -238,7 +237,6 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 @contextmanager
 def endpoint(network: Network) -> Iterator[Endpoint]:
-    """Serve until the end of the block."""
     with Endpoint(network) as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()

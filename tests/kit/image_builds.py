@@ -80,13 +80,11 @@ class Sink(io.BytesIO):
         self._grown = threading.Condition()
 
     def write(self, data: object) -> int:
-        """Append data."""
         with self._grown:
             self._grown.notify_all()
             return super().write(data)  # type: ignore[arg-type]
 
     def wait_for(self, text: bytes, timeout: float = DEADLINE) -> None:
-        """Wait until ``text`` is in the stream."""
         with self._grown:
             assert self._grown.wait_for(lambda: text in self.getvalue(), timeout), self.getvalue()
 
@@ -144,13 +142,11 @@ class Guest:
     thread: threading.Thread = field(init=False)
 
     def start(self) -> None:
-        """Execute the run in a separate thread."""
         self.job.at_end = self._read_disk
         self.thread = threading.Thread(target=self._execute, name="run")
         self.thread.start()
 
     def end(self, timeout: float = DEADLINE) -> Guest:
-        """Wait for the job's end."""
         self.thread.join(timeout)
         assert not self.thread.is_alive(), self.text
         if self.failure is not None:
@@ -170,7 +166,6 @@ class Guest:
 
     @property
     def report(self) -> Report:
-        """The job's last report."""
         assert self.job.final is not None
         return self.job.final
 
@@ -188,7 +183,6 @@ class Guest:
 
     @property
     def outputs(self) -> dict[str, bytes]:
-        """The files that the job delivered."""
         folder = self.job.output_directory
         return {output.path: (folder / output.path).read_bytes() for output in self.job.outputs}
 

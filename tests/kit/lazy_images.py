@@ -113,11 +113,9 @@ class Place:
 
     @property
     def root(self) -> Path:
-        """The node's cache."""
         return self.folder / "images"
 
     def push(self, disk: bytes) -> str:
-        """Publish an image; returns its digest."""
         return push(self.site.repository, ADMIN, disk, b"a kernel").digest
 
     def plain(self, **more: Any) -> ImageCache:
@@ -125,7 +123,6 @@ class Place:
         return ImageCache(self.root, self.fetcher(), **more)
 
     def cache(self, **more: Any) -> ImageCache:
-        """The node's cache, with lazy start."""
         return ImageCache(self.root, self.fetcher(), lazy_start=True, **more)
 
     def fetcher(self) -> ImageClient:
@@ -159,7 +156,6 @@ class Machine:
         return bytes(buffer)
 
     def read_all(self) -> bytes:
-        """Read all bytes, in order."""
         size, step = self.disk.size, CHUNK_BYTES
         return b"".join(self.read(at, min(step, size - at)) for at in range(0, size, step))
 

@@ -47,14 +47,11 @@ poweroff -f
 
 
 def qemu() -> Libvirt:
-    """The driver."""
     return Libvirt(HypervisorKind.QEMU, node_connection())
 
 
 @dataclass
 class Node:
-    """Runs jobs of one image."""
-
     folder: Path
     cache: ImageCache
     driver: Hypervisor

@@ -36,8 +36,6 @@ open_objects(config).put(sys.argv[3], Halting(), int(sys.argv[4]))
 
 
 class Store:
-    """A kind of object store and its location."""
-
     def __init__(self, url: str, data_dir: Path) -> None:
         self.url = url
         self.data_dir = data_dir

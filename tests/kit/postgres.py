@@ -45,7 +45,6 @@ class PostgresCluster:
     STOP = ("pg_ctl", "-w", "-t", "240", "-m", "immediate", "stop")
 
     def create(self, name: str, template: str = "template1") -> str:
-        """Create a database; returns its URL."""
         with psycopg.connect(
             host=str(self.root), user="vmjobs", dbname="postgres", autocommit=True
         ) as connection:

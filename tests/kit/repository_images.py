@@ -19,7 +19,6 @@ TWO = noise(SEGMENT_BYTES + 3 * CHUNK_BYTES + 17)
 
 
 def begin(images: Repository, viewer: Viewer = ADA, size: int = 64 * MIB) -> str:
-    """Begin an upload; returns its id."""
     return images.uploads.begin(viewer, size).id
 
 
@@ -35,13 +34,11 @@ def packed(piece: bytes, absent: list[int] | None = None) -> bytes:
 
 
 def manifest_of(layout: ContentLayout, **more: Any) -> dict[str, Any]:
-    """A manifest of an image with this root disk."""
     image = ImageManifest(root=Part(digest=layout.digest, size=layout.size), **more)
     return image.model_dump(mode="json", by_alias=True)
 
 
 def read(repository: Repository, viewer: Viewer, detail: ImageDetail, part: str = "root") -> bytes:
-    """All bytes of a part of an image."""
     content = detail.manifest[part]["digest"]
     data = repository.contents.layout(viewer, detail.digest, content)
     return b"".join(repository.contents.read(ContentLayout.parse(data, content)))

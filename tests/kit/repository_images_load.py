@@ -56,19 +56,16 @@ def disk(seed: int) -> bytes:
 
 @cache
 def layout_of(seed: int) -> ContentLayout:
-    """The layout of a disk."""
     return compute_layout_of_bytes(disk(seed))
 
 
 @cache
 def segments_of(seed: int) -> dict[bytes, bytes]:
-    """The segments of a disk."""
     return dict(pieces(disk(seed)))
 
 
 @cache
 def manifest(seed: int) -> ImageManifest:
-    """The image of a disk."""
     layout = layout_of(seed)
     return ImageManifest(root=Part(digest=layout.digest, size=layout.size))
 
@@ -122,13 +119,11 @@ class Worker:
             self.repository.catalog.untag(viewer, "", self._name(), "latest")
 
     def remove(self, viewer: Viewer) -> None:
-        """Release an image."""
         own = [image for image in images_of(self.repository, viewer) if image.owner == viewer.user]
         if own:
             self.repository.catalog.remove(viewer, self.random.choice(own).digest)
 
     def run(self, viewer: Viewer) -> None:
-        """Submit a job."""
         seen = [image for image in images_of(self.repository, viewer) if image.namespace != "library"]
         if seen:
             spec = submission(image=self.random.choice(seen).digest)

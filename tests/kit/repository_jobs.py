@@ -137,7 +137,6 @@ def clusters_of(repository: Repository) -> list[Cluster]:
 
 
 def with_settings(repository: Repository, **settings: object) -> Repository:
-    """The same repository with other settings."""
     config = repository.config.model_copy(update=settings)
     return Repository(config, repository.database, repository.objects)
 
@@ -243,7 +242,6 @@ def submission(count: int = 1, **changes: object) -> Submission:
 
 
 def one(repository: Repository, owner: str = "ada", **changes: Any) -> Job:
-    """Submit a job."""
     return repository.submissions.submit(owner, submission(**changes)).jobs[0]
 
 
@@ -257,7 +255,6 @@ def claim(repository: Repository, job_id: str, node: str = "node1") -> str:
 def told(
     state: JobState, code: ReasonCode = ReasonCode.PROGRESS, exit_code: int | None = None
 ) -> Report:
-    """Make a report."""
     status = None if exit_code is None else ExitStatus(code=exit_code, channel=ExitChannel.ENDPOINT)
     return Report(state=state, reason=reason(code), time=now(), exit=status)
 
@@ -269,5 +266,4 @@ def bring(repository: Repository, job_id: str, attempt: str, to: JobState) -> No
 
 
 def states(repository: Repository, job_id: str) -> list[str]:
-    """The states of the job's history."""
     return [event.state.value for event in repository.jobs.events(job_id)]

@@ -87,7 +87,6 @@ class S3Server:
             self._process = None
 
     def bucket(self) -> str:
-        """Create an empty bucket."""
         name = f"test-{secrets.token_hex(6)}"
         client = boto3.client(
             "s3",

@@ -56,7 +56,6 @@ class Findings:
     found: set[tuple[str, str]] = field(default_factory=set)
 
     def look(self, place: str, text: bytes) -> None:
-        """Search a text for all secrets."""
         for name, secret in self.secrets.items():
             if needle(secret).encode() in text:
                 self.found.add((name, place))
@@ -71,7 +70,6 @@ class Findings:
             self.look(f"{service}:{path}", word.encode())
 
     def places(self, name: str) -> set[str]:
-        """The places where a secret was found."""
         return {place for found, place in self.found if found == name}
 
     def unexpected(self, allowed: Iterable[tuple[str, str]] = ()) -> list[tuple[str, str]]:

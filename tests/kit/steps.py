@@ -121,7 +121,6 @@ class Volley:
     opened: float = 0.0
 
     def fire(self) -> None:
-        """Submit the jobs."""
         grid = self.grid
         grid.on(NODE, "sh", "-c", f"rm -rf {GATES} {SEEN}; mkdir -m 1777 {GATES}")
         run("docker", "exec", "-d", grid.container(NODE), "python3", WATCH)
@@ -158,7 +157,6 @@ class Volley:
         return wanted - set(self.grid.on(NODE, "ls", GATES).splitlines())
 
     def open(self) -> None:
-        """Let all jobs continue."""
         self.opened = time.monotonic()
         self.grid.on(NODE, "touch", f"{GATES}/open")
 
@@ -277,7 +275,6 @@ class Volley:
         return round(time.monotonic() - self.opened)
 
     def starts(self) -> int:
-        """Total number of job starts."""
         begun = self._history("NumJobStarts").split()
         return sum(map(int, begun)) + sum(self.grid.api.job(job.id).attempts for job in self.rest)
 
@@ -368,7 +365,6 @@ def node(grid: Grid) -> Iterator[None]:
 
 @pytest.fixture
 def volley(grid: Grid, node: None) -> Iterator[Volley]:
-    """Jobs that wait at all steps."""
     with fired(grid) as there:
         there.settle()
         yield there
