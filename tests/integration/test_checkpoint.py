@@ -86,10 +86,8 @@ def test_a_job_that_counts_and_is_vacated_twice_counts_nothing_twice(
     first = vacated(grid, job, after=3)
     second = vacated(grid, job, after=counted(grid, job) + 3)
     assert {first, second} == set(NODES)
-    (ended,) = grid.wait(job, timeout=300)
-    assert (ended.state, ended.reason.code) == (JobState.COMPLETED, ReasonCode.SUCCEEDED), ended.reason
+    ended = assert_counted_to_the_end(grid, job)
     assert ended.attempts == 3
-    assert grid.out(job).split() == [str(n) for n in range(1, LAST + 1)]
     numbers = output(grid, job, "numbers", tmp_path).splitlines()
     assert [line.split()[0] for line in numbers] == [str(n) for n in range(1, LAST + 1)]
     assert len({line.split()[1] for line in numbers}) == 1, "it is one and the same process"
@@ -100,7 +98,6 @@ def test_a_job_that_counts_and_is_vacated_twice_counts_nothing_twice(
     once, again = (float(found[1]) for found in sent if found)
     assert 0 < again < once
     assert ended.bytes["checkpoint"] > 0
-    grid.assert_clean(job)
 
 
 @pytest.mark.soak
@@ -184,12 +181,13 @@ def test_a_disk_without_room_for_a_saved_vm_costs_what_was_done_and_no_more(grid
     assert "is not saved: " in grid.on(first, "grep", "-F", job.id, LOG)
 
 
-def assert_counted_to_the_end(grid: Grid, job: Job) -> None:
+def assert_counted_to_the_end(grid: Grid, job: Job) -> Job:
     """Assert that the job ended well, printed each number once, and left nothing behind."""
     (ended,) = grid.wait(job, timeout=300)
     assert (ended.state, ended.reason.code) == (JobState.COMPLETED, ReasonCode.SUCCEEDED), ended.reason
     assert grid.out(job).split() == [str(n) for n in range(1, LAST + 1)]
     grid.assert_clean(job)
+    return ended
 
 
 @pytest.mark.soak
@@ -201,11 +199,8 @@ def test_what_dies_while_a_saved_vm_is_fetched_costs_nothing(grid: Grid, what: s
         at_site(grid, "condor_vacate_job", job)
         wait_for(lambda: saving(grid, other) or None, "its VM to come to the other node", 240)
         grid.on(other, "pkill", "-KILL", "-f", what)
-        (ended,) = grid.wait(job, timeout=300)
-    assert (ended.state, ended.reason.code) == (JobState.COMPLETED, ReasonCode.SUCCEEDED), ended.reason
+        ended = assert_counted_to_the_end(grid, job)
     assert ended.attempts == 3
-    assert grid.out(job).split() == [str(n) for n in range(1, LAST + 1)]
-    grid.assert_clean(job)
 
 
 @pytest.mark.soak  # tests/contract/test_agent_checkpoint.py tests the agent's part
@@ -213,11 +208,8 @@ def test_an_agent_that_is_stopped_saves_its_vms_first(grid: Grid) -> None:
     """As in an upgrade: the next agent resumes the VMs, since HTCondor has noticed nothing."""
     job, node = begun(grid)
     grid.on(node, "pkill", "-TERM", "-f", "vmjobs agent")  # condor_master starts it again
-    (ended,) = grid.wait(job, timeout=300)
-    assert (ended.state, ended.attempts) == (JobState.COMPLETED, 2), ended.reason
+    assert assert_counted_to_the_end(grid, job).attempts == 2
     assert len(saved(grid, job)) == 1
-    assert grid.out(job).split() == [str(n) for n in range(1, LAST + 1)]
-    grid.assert_clean(job)
 
 
 def runs(grid: Grid, node: str) -> str:

@@ -69,8 +69,7 @@ def test_jobs_go_where_it_works(grid: Grid) -> None:
             ad = wait_for(lambda: idle(desk, cluster), "the job to be idle again", PATIENT)
             assert ad["ChirpVMReason"].startswith("NO_HYPERVISOR: ")
             assert ad["NumJobStarts"] == 1
-        ad = desk.ended(cluster)
-        assert (ad["JobStatus"], ad.get("ExitCode")) == (4, 0), ad.get("HoldReason")
+        ad = desk.succeeded(cluster)
         assert ad["NumJobStarts"] == 2
         assert ad["LastRemoteHost"].endswith(f"@{SOUND}.grid")
 
@@ -91,8 +90,7 @@ def test_one_that_hangs_its_guests_is_found_out(grid: Grid) -> None:
                 assert (ad["NumJobStarts"], ad["ChirpVMNode"]) == (1, f"{BROKEN}.grid")
             wait_for(lambda: offered(grid) == others or None, "it to be offered no more", PATIENT)
             fourth = desk.submit("uname -n", **wish | {"__VMJobBootTimeout": "120"})
-        ad = desk.ended(fourth)
-        assert (ad["JobStatus"], ad.get("ExitCode")) == (4, 0), ad.get("HoldReason")
+        ad = desk.succeeded(fourth)
         assert (ad["NumJobStarts"], ad["ChirpVMNode"]) == (1, f"{SOUND}.grid")
 
 

@@ -119,6 +119,12 @@ class Desk:
 
         return wait_for(look, f"job {cluster} to end at {self.host}", PATIENT)
 
+    def succeeded(self, cluster: str) -> dict[str, Any]:
+        """The job's ad once the job has ended with exit status 0."""
+        ad = self.ended(cluster)
+        assert (ad["JobStatus"], ad.get("ExitCode")) == (4, 0), ad.get("HoldReason")
+        return ad
+
     def shown(self, cluster: str) -> tuple[str, str]:
         """State and reason, evaluated by HTCondor's tools: they are expressions while it runs."""
         ask = ("-limit", "1", "-af", "ChirpVMState", "ChirpVMReason")
@@ -241,7 +247,7 @@ SCRIPT POST B /bin/touch after
 RETRY A 1
 """,
     )
-    ad = desk.ended(re.findall(r"to cluster (\d+)", desk.tool("condor_submit_dag", "graph"))[0])
+    ad = desk.ended(submit_dag(desk))
     assert (ad["JobStatus"], ad["ExitCode"]) == (4, 0), desk.read("graph.dagman.out")[-3000:]
     assert desk.read("out.B").splitlines() == ["of A", "vmjob-0"]
     desk.read("before")
