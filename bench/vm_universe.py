@@ -10,6 +10,7 @@ from pathlib import Path
 
 from bench.figures import Finding, compare
 from bench.pool import condor_job, run_job
+from tests.kit.faults import restart_startd
 from tests.kit.grid import Grid, run, wait_for
 
 HERE = Path(__file__).parent
@@ -89,23 +90,14 @@ def _switched_on(grid: Grid) -> Iterator[None]:
         on("virtlogd", "-d")
         on("libvirtd", "-d")
         run("docker", "cp", str(HERE / "node-vm-universe.conf"), f"{container}:{DROP_IN}")
-        _restart_startd(grid)
+        restart_startd(grid, NODE)  # it reads VM_TYPE only when it starts
         wait_for(lambda: _offered(grid), f"the VM universe of {NODE}", 120)
         yield
     finally:
         on("rm", "-rf", DROP_IN, XML_SCRIPT, DISKS, *(["/dev/kvm"] if made_kvm else []))
         on("pkill", "-u", "root", "-x", "libvirtd|virtlogd")
-        _restart_startd(grid)
+        restart_startd(grid, NODE)
         wait_for(lambda: not _offered(grid) or None, f"the VM universe of {NODE} to go", 120)
-
-
-def _restart_startd(grid: Grid) -> None:
-    """Restart the startd, which reads VM_TYPE only when it starts.
-
-    Retries, because a startd that is starting cannot be reached.
-    """
-    command = ("condor_restart", "-daemon", "startd")
-    wait_for(lambda: "Sent" in grid.on(NODE, *command, check=False), f"the startd of {NODE}", 60)
 
 
 def _offered(grid: Grid) -> bool:

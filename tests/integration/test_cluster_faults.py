@@ -25,7 +25,7 @@ from tests.kit.grid import NODES, Grid, healthy, run, wait_for
 from tests.kit.grid_clusters import UP_SECONDS, delete, machines, up
 from vmjobs.client import Client
 from vmjobs.cluster.vm_state import ClusterVmCode, ClusterVmState
-from vmjobs.cluster.wire import Cluster, ClusterVm
+from vmjobs.cluster.wire import ClusterVm
 
 #: Tests that take less than a minute run every time, the others only in `make soak`.
 pytestmark = pytest.mark.disruptive
@@ -73,16 +73,6 @@ def member_of(operator: Client, job: Running) -> ClusterVm | None:
     """The current state of the cluster VM in which a job ran."""
     vms = operator.clusters.get(job.cluster).members
     return next((m for m in vms if m.id == job.member.id), None)
-
-
-def wait_state(operator: Client, name: str, *states: ClusterVmState, timeout: float = 60) -> Cluster:
-    """Wait until a cluster's VMs are in these states, in any order."""
-
-    def look() -> Cluster | None:
-        found = operator.clusters.get(name)
-        return found if sorted(m.state for m in found.members) == sorted(states) else None
-
-    return wait_for(look, f"machines of {name} to be {', '.join(states)}", timeout)
 
 
 @pytest.mark.soak
@@ -204,10 +194,15 @@ def test_an_image_that_cannot_be_had_now(grid: Grid, operator: Client, name: str
     """The service runs but has lost the image's data, and the node has none of it."""
     node = NODES[1]
     images = "/var/lib/vmjobs/agent/images"
+
+    def pausing() -> ClusterVm | None:
+        (vm,) = operator.clusters.get(name).members or [None]
+        return vm if vm and vm.state is ClusterVmState.BACKOFF else None
+
     grid.on(node, "sh", "-c", f"cd {images} && rm -rf manifests/* contents/* verified/* partial/*")
     with without_objects(grid):
         operator.clusters.put(declared(name, 1, nodes=[f"{node}.grid"]))
-        (failed,) = wait_state(operator, name, ClusterVmState.BACKOFF).members
+        failed = wait_for(pausing, "the VM to have failed", 60)
         assert failed.code is ClusterVmCode.IMAGE_UNAVAILABLE
         assert failed.message
     up(operator, name, 1)

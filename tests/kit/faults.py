@@ -236,7 +236,11 @@ def _write(grid: Grid, node: str, path: str, text: str) -> None:
 
 def _restart(grid: Grid, node: str) -> None:
     grid.on(node, "pkill", "-TERM", "-f", "vmjobs agent")  # condor_master starts it again
-    # A startd that is just starting cannot be reached.
+    restart_startd(grid, node)
+
+
+def restart_startd(grid: Grid, node: str) -> None:
+    """Restart the startd of a node, which cannot be reached while it is just starting."""
     command = ("condor_restart", "-daemon", "startd")
     wait_for(lambda: "Sent" in grid.on(node, *command, check=False), f"the startd of {node}", 120)
 

@@ -144,7 +144,7 @@ def tiny(folder: Path, mib: int) -> Path:
     for name in ("bin", "dev", "proc"):
         (tree / name).mkdir()
     shutil.copy("/bin/busybox", tree / "bin")
-    (tree / "init").write_text("#!/bin/busybox sh\necho tiny: up\nexec /bin/busybox poweroff -f\n")
+    (tree / "init").write_text("#!/bin/busybox sh\nexec /bin/busybox poweroff -f\n")
     (tree / "init").chmod(0o755)
     with (tree / "data").open("wb") as file:
         for _ in range(mib):

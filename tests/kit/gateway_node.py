@@ -89,11 +89,7 @@ class CountingKit:
         raise NotFound("nothing accepts a token")
 
 
-def with_kit(arguments: list[str] | None = None) -> None:
+if __name__ == "__main__":
     for module in (common, install):
         setattr(module, "role_kit", CountingKit)  # noqa: B010  install imports it by name
-    main(arguments)
-
-
-if __name__ == "__main__":
-    with_kit()
+    main()

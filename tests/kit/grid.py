@@ -7,7 +7,6 @@ import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, TypeVar
 
 from images.build.builder import build
@@ -125,7 +124,7 @@ class Grid:
 ODD = {"test-panics": "exit 1", "test-never-ready": "while :; do sleep 60; done"}
 
 
-def odd_images(grid: Grid, programs: Mapping[str, str] = MappingProxyType(ODD)) -> None:
+def odd_images(grid: Grid, programs: Mapping[str, str]) -> None:
     """Publish variants of `generic` whose init is one of these shell scripts."""
     recipe = (ROOT / "images" / "recipes" / "generic.toml").read_text("utf-8")
     for name, program in programs.items():
