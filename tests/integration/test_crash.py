@@ -9,7 +9,7 @@ import pytest
 from tests.kit.faults import lost
 from tests.kit.grid import Grid, wait_for
 from tests.kit.submit_host import PATIENT, Desk
-from vmjobs.model import Job, JobState, ReasonCode
+from vmjobs.model import JobState, ReasonCode
 
 pytestmark = pytest.mark.disruptive
 
@@ -18,14 +18,6 @@ RESTART = ("condor_restart", "-schedd")
 KILL = ("pkill", "-KILL", "-f", "^condor_shadow|^condor_schedd")
 #: Runs long enough for a fault to hit it.
 SLOW = "#!/bin/sh\necho begun\nsleep 8\necho done > out.txt\n"
-
-
-def assert_ended_right(grid: Grid, job: Job) -> None:
-    (ended,) = grid.wait(job, timeout=300)
-    assert (ended.state, ended.reason.code) == (JobState.COMPLETED, ReasonCode.SUCCEEDED), ended.reason
-    assert [o.path for o in ended.outputs] == ["out.txt"]
-    assert ended.attempts == 1
-    grid.assert_clean(job)
 
 
 def was_found(desk: Desk, times: int) -> bool:
@@ -37,8 +29,11 @@ def test_the_worker_is_killed_while_it_submits(grid: Grid) -> None:
     jobs = grid.submit(SLOW, count=3, outputs=["out.txt"])
     # The container ends with the worker, and pkill may end with the container.
     grid.on("worker", "pkill", "-KILL", "-f", "vmjobs worker", check=False)
-    for job in jobs:
-        assert_ended_right(grid, job)
+    for job in grid.wait(*jobs):
+        assert (job.state, job.reason.code) == (JobState.COMPLETED, ReasonCode.SUCCEEDED), job.reason
+        assert [o.path for o in job.outputs] == ["out.txt"]
+        assert job.attempts == 1
+    grid.assert_clean(*jobs)
 
 
 @pytest.mark.soak
