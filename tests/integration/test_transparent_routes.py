@@ -26,6 +26,7 @@ from tests.kit.submit_host import (
     submitted,
     where,
     why,
+    why_once,
 )
 
 #: A job of the submit host's own schedd: the job router finds it without any extra lines.
@@ -181,13 +182,7 @@ def test_a_routed_job_is_mended_and_released(jobs: Jobs) -> None:
 
 @both
 def test_why_a_job_waits_at_its_site(jobs: Jobs, way: str) -> None:
-    desk, cluster = jobs[way, "large"]
-
-    def look() -> dict[str, Any] | None:
-        found = why(desk, cluster)
-        return found if found["findings"][0]["code"] == "TOO_LARGE" else None
-
-    found = wait_for(look, f"what job {cluster} waits for", PATIENT)
+    found = why_once(*jobs[way, "large"], "TOO_LARGE")
     assert [place.split()[-1] for place in found["way"]] == ["submit.grid", "submit.grid", "site.grid"]
 
 

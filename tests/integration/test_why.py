@@ -5,33 +5,20 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.kit.grid import NODES, Grid, wait_for
+from tests.kit.grid import NODES, Grid
 from tests.kit.steps import configured
-from tests.kit.submit_host import BY_CONDOR_C, Desk, desk, why
+from tests.kit.submit_host import BY_CONDOR_C, Desk, desk, why_once
 
 __all__ = ["desk"]
-
-SECONDS = 120.0
-
-
-def until(desk: Desk, job: str, code: str) -> dict[str, Any]:
-    """Wait until a job's first finding has this code: it may be on its way at first."""
-
-    def look() -> dict[str, Any] | None:
-        found = why(desk, job)
-        return found if found["findings"][0]["code"] == code else None
-
-    return wait_for(look, f"job {job} at {desk.host} to be {code}", SECONDS)
 
 
 def test_a_job_that_no_node_has_the_memory_for(desk: Desk) -> None:
     """Its image does not exist either: that is found before a node meets it."""
     cluster = desk.submit("true", image="no-such-image", request_memory="999999")
-    found = until(desk, cluster, "TOO_LARGE")
+    found = why_once(desk, cluster, "TOO_LARGE")
     assert (found["id"], found["state"]) == (f"{cluster}.0", "idle")
     assert len(found["way"]) == (1 if desk.host == "site" else 2)
     assert found["way"][-1].endswith(" at site.grid")
@@ -57,14 +44,14 @@ def test_a_job_that_no_node_has_the_memory_for(desk: Desk) -> None:
 def test_a_job_whose_site_is_not_there(grid: Grid) -> None:
     nowhere = BY_CONDOR_C.replace("site.grid site.grid", "nowhere.grid nowhere.grid")
     with Desk(grid, "submit", nowhere) as desk:
-        found = until(desk, desk.submit("true"), "SITE_DOWN")
+        found = why_once(desk, desk.submit("true"), "SITE_DOWN")
         assert "cannot reach the schedd nowhere.grid" in found["findings"][0]["message"]
 
 
 @pytest.mark.disruptive
 def test_a_job_that_the_router_does_not_take(grid: Grid) -> None:
     with configured(grid, "submit", "route", "JOB_ROUTER_ROUTE_NAMES ="), Desk(grid, "submit") as desk:
-        found = until(desk, desk.submit("true"), "NOT_ROUTED")
+        found = why_once(desk, desk.submit("true"), "NOT_ROUTED")
         assert "job router" in found["findings"][0]["message"]
 
 
@@ -74,5 +61,5 @@ def test_a_job_whose_group_has_what_it_may_have(grid: Grid) -> None:
     group = {"accounting_group": "group_small", "request_memory": "128"}
     with configured(grid, "site", "quota", quota), Desk(grid, "site") as desk:
         desk.running(desk.submit("sleep 1000", **group))
-        found = until(desk, desk.submit("true", **group), "QUOTA")
+        found = why_once(desk, desk.submit("true", **group), "QUOTA")
         assert "group_small may use 1, and uses 1" in found["findings"][0]["message"]

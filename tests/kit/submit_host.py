@@ -295,3 +295,13 @@ def submit_dag(desk: Desk) -> str:
 def why(desk: Desk, job: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(desk("vmjobs", "job", "why", job, "--json"))
     return found
+
+
+def why_once(desk: Desk, job: str, code: str) -> dict[str, Any]:
+    """What ``why`` tells once its first finding has this code: the job may be on its way at first."""
+
+    def look() -> dict[str, Any] | None:
+        found = why(desk, job)
+        return found if found["findings"][0]["code"] == code else None
+
+    return wait_for(look, f"job {job} at {desk.host} to be {code}", PATIENT)
