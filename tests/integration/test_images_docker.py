@@ -16,8 +16,10 @@ from images.oci.importer import import_reference
 from images.store.image_store import ImageStore
 from tests.kit.container_images import Registry, registry
 from tests.kit.grid import run
-from tests.kit.image_builds import WORK, Bench, Drivers, bench, drivers, need
+from tests.kit.image_builds import WORK, Bench, need, vms
 from vmjobs.model import HypervisorKind, NetworkMode
+
+__all__ = ["vms"]
 
 BASE = "debian:trixie-slim"
 
@@ -130,19 +132,6 @@ def digests(names: dict[str, str], served: Registry, store: ImageStore) -> dict[
             reference, store, WORK, access=RegistryAccess(insecure=True)
         ).digest
     return found
-
-
-@pytest.fixture(scope="module")
-def hypervisors() -> Drivers:
-    return drivers()
-
-
-@pytest.fixture
-def vms(
-    tmp_path: Path, store: ImageStore, hypervisors: Drivers, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Bench]:
-    with bench(tmp_path, store, hypervisors, monkeypatch) as made:
-        yield made
 
 
 def in_docker(image: str, *words: str, init: bool = False) -> Ended:

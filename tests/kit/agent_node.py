@@ -15,6 +15,7 @@ import pytest
 
 from images.store.image_store import ImageStore
 from tests.kit import ROOT
+from tests.kit.agent_runs import SETTINGS
 from tests.kit.chirp_service import ChirpService, chirp_service
 from tests.kit.waiting import wait_until
 from tests.kit.wrapper import build_wrapper, install_program
@@ -22,10 +23,10 @@ from vmjobs.agent.condor_job.services import CondorJobServices
 from vmjobs.agent.job_runner import JobRunner
 from vmjobs.agent.journal import Journal
 from vmjobs.agent.listener import listening
-from vmjobs.agent.run.services import RunServices, RunSettings
+from vmjobs.agent.run.services import RunServices
 from vmjobs.agent.server import Agent
 from vmjobs.hypervisor.uml.driver import UserModeLinux
-from vmjobs.model import MIB, Node, now
+from vmjobs.model import Node, now
 
 UID, GID = 4242, 4343
 BOOT = 180.0
@@ -201,8 +202,7 @@ def agent_node() -> Iterator[AgentNode]:
         driver = UserModeLinux()
         store = ImageStore(ROOT / "build" / "images")
         journal = Journal(folder / "runs")
-        settings = RunSettings("here", 16 * MIB, 16 * MIB, stop_seconds=5, grace_seconds=3)
-        parts = RunServices(store, lambda *_, **__: driver, journal, settings)
+        parts = RunServices(store, lambda *_, **__: driver, journal, SETTINGS)
         condor_jobs = CondorJobServices(folder / "handed", 2048, store.resolve, slot_of)
 
         def describe(running: tuple[str, ...]) -> Node:

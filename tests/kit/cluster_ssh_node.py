@@ -10,15 +10,12 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
-from images.build.builder import build
-from images.store.image_store import ImageStore
 from tests.kit import ROOT
 from tests.kit.agent_runs import Images
-from tests.kit.cluster_vm_node import Kit, cluster_vm_services, kept
+from tests.kit.cluster_vm_node import Kit, cluster_vm_guest, cluster_vm_services, kept
 from vmjobs.agent.cluster_vms.services import ClusterVmServices
 from vmjobs.client import AssignmentClient
 from vmjobs.cluster.wire import ClusterVmOrder
-from vmjobs.hypervisor.base import BootImage
 
 #: A job's account as in condor/worker/run.sh; starts the script ``ssh_relay`` in the background.
 MORE = """
@@ -26,12 +23,6 @@ echo 'slot1-1:x:64101:64101::/nonexistent:/usr/sbin/nologin' >>/etc/passwd
 cp ./ssh_relay /run/ssh_relay
 setsid bash /run/ssh_relay &
 """
-
-
-def worker_guest() -> BootImage:
-    """The product's worker image; builds it if it is missing."""
-    store = ImageStore(ROOT / "build" / "images")
-    return store.prepare(build("worker", store, ROOT / "build" / "work").digest)
 
 
 class SshRelayKit(Kit):
@@ -44,7 +35,7 @@ class SshRelayKit(Kit):
 
 def parts_of(folder: Path, url: str, token: str) -> ClusterVmServices:
     assignments = AssignmentClient(url, token, "n1")
-    made = cluster_vm_services(folder, assignments, Images(worker_guest()))
+    made = cluster_vm_services(folder, assignments, Images(cluster_vm_guest("worker")))
     return replace(made, kit=SshRelayKit(MORE), sessions=assignments)
 
 

@@ -69,10 +69,10 @@ done
 
 
 @cache
-def cluster_vm_guest() -> BootImage:
-    """The guest image that comes with the product, built here if it does not exist."""
+def cluster_vm_guest(image: str = "generic") -> BootImage:
+    """A guest image that comes with the product, built here if it does not exist."""
     store = ImageStore(ROOT / "build" / "images")
-    return store.prepare(build("generic", store, ROOT / "build" / "work").digest)
+    return store.prepare(build(image, store, ROOT / "build" / "work").digest)
 
 
 def order(number: int = 0, **fields: object) -> ClusterVmOrder:
