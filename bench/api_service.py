@@ -51,8 +51,6 @@ def timed(command: list[str], environ: dict[str, str] | None = None) -> Ran:
 
 @dataclass(frozen=True)
 class Service:
-    """A running API, and a user's ``vmjobs``."""
-
     config: Config
     home: Path
     url: str

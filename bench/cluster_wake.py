@@ -54,7 +54,6 @@ PARTS = (
 
 
 def cluster_wake(grid: Grid, pairs: int) -> Iterator[Finding]:
-    """Compare a job's wait for a VM with a start by hand."""
     digest = grid.images.resolve(IMAGE)
     with operator(grid) as api:
         bring_image(grid, api)

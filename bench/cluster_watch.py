@@ -26,7 +26,6 @@ def tell(what: str, name: str = "") -> None:
 
 
 def submitted(description: str) -> Path:
-    """Submit a job; returns the path of its log."""
     folder = Path(tempfile.mkdtemp(prefix="bench-"))
     (folder / "job.sub").write_text(description)
     told = subprocess.run(

@@ -14,7 +14,6 @@ RUNS = "ls /var/lib/vmjobs/agent/runs"
 
 
 def crash(grid: Grid) -> Iterator[Finding]:
-    """Kill the agent, and count what remains of those runs."""
     with stage(grid), fired(grid) as volley:
         volley.settle()
         attempts = grid.on(NODE, "sh", "-c", RUNS).split()

@@ -107,7 +107,6 @@ def mirror(api: Service, token: str, digest: str, target: Path) -> dict[str, int
 
 @contextmanager
 def plain_server(root: Path) -> Iterator[str]:
-    """Run the plain server in a separate process; yields its URL."""
     program = Path(__file__).with_name("sendfile_server.py")
     command = [sys.executable, str(program), str(root)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:

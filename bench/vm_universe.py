@@ -75,8 +75,6 @@ def vm_universe(grid: Grid, pairs: int) -> Iterator[Finding]:
 
 @contextmanager
 def _switched_on(grid: Grid) -> Iterator[None]:
-    """Enable the VM universe on one node, and disable it again."""
-
     def on(*command: str) -> str:
         return grid.on(NODE, *command)
 

@@ -33,7 +33,6 @@ date +%s >clock
 
 
 def saved(grid: Grid, job: Job) -> list[JobEvent]:
-    """The job's CHECKPOINTED events."""
     return [e for e in grid.api.events(job.id) if e.reason.code is ReasonCode.CHECKPOINTED]
 
 
@@ -223,6 +222,5 @@ def saving(grid: Grid, node: str) -> bool:
 
 
 def output(grid: Grid, job: Job, name: str, folder: Path) -> str:
-    """The content of an output file that the job delivered."""
     (found,) = (one for one in grid.api.outputs(job.id).outputs if one.path == name)
     return grid.api.download_output(job.id, found, folder).read_text("ascii")

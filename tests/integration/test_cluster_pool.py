@@ -161,7 +161,6 @@ def vm(grid: Grid, tmp_path: Path) -> Iterator[MakeVm]:
 
 @pytest.fixture
 def queue(grid: Grid) -> Iterator[Queue]:
-    """Jobs at the site's schedd."""
     jobs = Queue(grid)
     yield jobs
     jobs.clear()

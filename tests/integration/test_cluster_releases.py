@@ -23,7 +23,6 @@ ATTRIBUTES = ("OpSysAndVer", "OpSysName", "OpSysLongName", "OpSysMajorVer")
 
 
 def operate(*words: str, grid: Grid, state: Path, environ: Mapping[str, str] = os.environ) -> str:
-    """Run the command as an operator."""
     own: dict[str, Any] = {"image_dir": grid.images.root, "token_file": grid.admin_token}
     return vmjobs(*words, code=0, timeout=BUILD_SECONDS, environ=environ, state_dir=state, **own).out
 

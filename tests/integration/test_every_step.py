@@ -224,7 +224,6 @@ LASTS = 5
 
 @contextmanager
 def vacated(volley: Volley, *how: str) -> Iterator[None]:
-    """Vacate all jobs of the site."""
     volley.grid.on("site", "condor_vacate_job", *how, "-all", check=False)
     yield
 

@@ -81,7 +81,6 @@ class Gateway:
         return ended
 
     def run(self, vm: str, script: str, status: int = 0, stdin: bytes = b"") -> str:
-        """Run a command as root in a VM; return its output."""
         ended = self.command("ssh", vm, "--", script, status=status, stdin=stdin)
         return ended.stdout.decode()
 
@@ -142,7 +141,6 @@ def test_a_job_goes_from_the_user_interface_to_the_worker_and_comes_back(gateway
 
 @pytest.fixture(scope="module")
 def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
-    """Another gateway, booted."""
     folder = tmp_path_factory.mktemp("e")
     (folder / "elsewhere.yaml").write_text(ELSEWHERE)
     made = Gateway(folder / "state")

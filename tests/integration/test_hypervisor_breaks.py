@@ -54,7 +54,6 @@ def broken(grid: Grid, kind: str = "qemu", instead: str = "") -> Iterator[set[st
 
 
 def offered(grid: Grid) -> set[str]:
-    """The hypervisors in the node's ad."""
     asked = ("condor_status", f"slot1@{BROKEN}.grid", "-af", "VMJobsHypervisors")
     return set(grid.on("site", *asked, check=False).strip().split(","))
 

@@ -20,7 +20,6 @@ RESTS = "several jobs in a row failed because of the node"
 
 
 def ad_of(grid: Grid, node: str) -> dict[str, Any]:
-    """Attributes of the ad of a node's agent."""
     wanted = "HasVMJobs,VMJobsFault,VMJobsImageNames"
     asked = ("condor_status", f"slot1@{node}.grid", "-json", "-attributes", wanted)
     found: list[dict[str, Any]] = json.loads(grid.on("site", *asked) or "[]")

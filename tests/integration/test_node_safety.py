@@ -86,7 +86,6 @@ class Victim:
     folders: list[str] = field(default_factory=list)
 
     def tries(self, user: str) -> dict[str, str]:
-        """The result of each try of a user on the node."""
         wish = {
             "pids": self.pids,
             "folders": self.folders,
@@ -98,7 +97,6 @@ class Victim:
         return tries(self.grid, self.node, user, wish)
 
     def ask_agent(self, user: str, **message: Any) -> dict[str, Any]:
-        """The agent's answer to a user."""
         line = json.dumps(message) + "\n"
         said = feed(self.grid, self.node, line, "python3", "-c", ASK, user=user)
         found: dict[str, Any] = json.loads(said.strip() or b"{}")

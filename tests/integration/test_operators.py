@@ -61,8 +61,6 @@ def here(text: str) -> str:
 
 
 class Host:
-    """The fresh container."""
-
     def __init__(self, name: str) -> None:
         self.name = name
 

@@ -41,8 +41,6 @@ os.execv("/bin/busybox", ["busybox", "poweroff", "-f"])
 
 @dataclass(frozen=True)
 class Case:
-    """A job and how it must end."""
-
     script: str
     code: ReasonCode
     exit: int | None = None

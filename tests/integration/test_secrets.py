@@ -60,7 +60,6 @@ class QuietDesk(Desk):
 
 
 def service_secrets(grid: Grid) -> dict[str, str]:
-    """The deployment's own secrets."""
     files = {
         "agent-token": ("node1", "/etc/vmjobs/token/token"),
         "rooster-token": ("site", "/etc/vmjobs/rooster/token"),

@@ -84,7 +84,6 @@ STOPS = {
 
 @pytest.fixture(scope="module")
 def stopped(grid: Grid) -> Iterator[Submitted[tuple[str, ...]]]:
-    """A job for each way to stop one."""
     sleeps = Kind("exec sleep 1000")
     with submitted({deed: (Desk(grid, "site"), sleeps) for deed in STOPS}) as jobs:
         yield jobs

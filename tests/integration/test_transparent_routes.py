@@ -216,7 +216,6 @@ def test_a_job_that_does_not_want_to_be_routed_stays(grid: Grid) -> None:
 
 @pytest.fixture(params=ROUTES)
 def sender(grid: Grid, request: pytest.FixtureRequest) -> Iterator[Desk]:
-    """A desk for each route."""
     with Desk(grid, "submit", ROUTES[request.param]) as desk:
         yield desk
 
