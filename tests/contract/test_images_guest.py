@@ -1,4 +1,4 @@
-"""The guest program in booted guests: on UML; on QEMU where kernel and initrd matter."""
+"""The guest program in booted guests, on UML; test_agent_checkpoint.py boots them on QEMU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from images.build.builder import build
 from images.store.image_store import ImageStore
 from tests.kit import ROOT
 from tests.kit.image_builds import STORE, WORK, Bench, Guest, exit_json, need, spoil_job_disk
-from vmjobs.model import HypervisorKind, JobState, NetworkMode, ReasonCode
+from vmjobs.model import JobState, NetworkMode, ReasonCode
 
 pytest_plugins = ["tests.kit.image_builds"]
 
@@ -193,18 +193,6 @@ def test_files_travel_by_disk_and_words_by_the_endpoint(generic: str, vms: Bench
         *(f"outputs/{n}" for n in guest.outputs),
     }
     assert guest.said("exit") == "code=3"
-
-
-@pytest.mark.soak_for("none")
-@pytest.mark.parametrize("network", [NetworkMode.NONE, NetworkMode.REPOSITORY])
-def test_qemu_runs_the_same_image(generic: str, vms: Bench, network: NetworkMode) -> None:
-    script = "uname -r; echo x > o; exit 3"
-    guest = vms.start(
-        generic, script, network=network, hypervisor=HypervisorKind.QEMU, outputs=("o",)
-    ).end()
-    assert guest.exit == {"code": 3}, guest.text
-    assert b"cloud" in guest.out.getvalue()
-    assert guest.outputs == {"o": b"x\n"}
 
 
 def test_output_arrives_while_the_script_runs_and_signals_reach_it(generic: str, vms: Bench) -> None:
