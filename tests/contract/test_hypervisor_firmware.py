@@ -12,7 +12,7 @@ from tests.kit import hypervisors
 from tests.kit.firmware_guests import bios_disk, uefi_disk
 from tests.kit.hypervisor_drivers import working_driver
 from tests.kit.hypervisors import Bench
-from vmjobs.hypervisor.base import BootImage, DataDisk, Hypervisor, ShutdownCause, VmState
+from vmjobs.hypervisor.base import BootImage, DataDisk, Hypervisor, ShutdownCause
 from vmjobs.model import HypervisorKind
 
 Disk = Callable[[Path, str, str], BootImage]
@@ -54,11 +54,3 @@ def test_a_disk_boots_by_itself(
     assert bench.driver.shutdown_cause(vm.name) is shutdown_cause
     bench.driver.destroy(vm.name)
     assert hashlib.sha256(image.root.read_bytes()).hexdigest() == digest
-
-
-def test_a_disk_that_never_ends_is_killed(bench: Bench) -> None:
-    image = bios_disk(bench.directory / "disk", "the disk speaks", "hang")
-    vm = bench.start("", "the disk speaks", image=image)
-    assert bench.driver.state(vm.name) is VmState.RUNNING
-    bench.driver.destroy(vm.name)
-    assert bench.driver.state(vm.name) is VmState.GONE

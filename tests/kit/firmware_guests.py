@@ -19,12 +19,11 @@ _HALT = b"\xf4\xeb\xfd"  # hlt; jmp to it
 
 
 def bios_disk(path: Path, line: str, do: str) -> BootImage:
-    """A disk with a master boot record. do: ``poweroff``, ``reset`` or ``hang``."""
+    """A disk with a master boot record. do: ``poweroff`` or ``reset``."""
     prologue = b"\xfc\x31\xc0\x8e\xd8"  # cld; xor ax, ax; mov ds, ax
     end = {
         "poweroff": b"\xba\x04\x06\xb8\x00\x20" + _OUT_AX,  # mov dx, 0604h; mov ax, 2000h; out dx, ax
         "reset": b"\xba\xf9\x0c\xb0\x06\xee",  # mov dx, 0cf9h; mov al, 6; out dx, al
-        "hang": b"",
     }[do] + _HALT
     say = b"\xba\xf8\x03\xac\x08\xc0\x74\x03\xee\xeb\xf8"  # mov dx, 03f8h; lodsb; until 0: out
     size = len(prologue) + 3 + len(say) + len(end)
@@ -39,7 +38,6 @@ def uefi_disk(path: Path, line: str, do: str) -> BootImage:
     end = {
         "poweroff": b"\xba\x04\x06\x00\x00\xb8\x00\x20\x00\x00\x66" + _OUT_AX,
         "reset": b"\xba\xf9\x0c\x00\x00\xb0\x06\xee",
-        "hang": b"",
     }[do] + _HALT
     say = b"\xfc\xba\xf8\x03\x00\x00\xac\x08\xc0\x74\x03\xee\xeb\xf8"
     code = b"\x48\x8d\x35" + struct.pack("<i", len(say) + len(end)) + say + end  # lea rsi, [rip+…]
