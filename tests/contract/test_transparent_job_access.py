@@ -196,17 +196,6 @@ def test_the_console_is_shown_without_the_vms_help(node: AgentNode, resident: Jo
     assert stranger.returncode == 125
 
 
-def test_the_console_is_followed_to_the_jobs_end(node: AgentNode) -> None:
-    job = node.resident("echo up; until [ -e go ]; do sleep 0.1; done")
-    follower = entering(node, job.process.pid, "vmjobs-console -f")
-    assert follower.stdout is not None
-    first = os.read(follower.stdout.fileno(), 1)  # from now on it follows
-    assert entering(node, job.process.pid, "touch go").wait(60) == 0
-    out, err = follower.communicate(timeout=120)
-    assert b"exit code=0" in first + out, err
-    assert job.process.wait(60) == 0
-
-
 def test_who_is_somebody_else_stays_outside(node: AgentNode, resident: Job) -> None:
     """Neither another user nor a process outside a job gets in."""
     for slot, uid in ((resident.process.pid, UID + 1), (os.getpid(), UID)):
