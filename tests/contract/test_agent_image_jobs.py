@@ -40,7 +40,6 @@ from vmjobs.model import (
     ExitStatus,
     HypervisorKind,
     JobState,
-    NetworkMode,
     ReasonCode,
     Report,
 )
@@ -107,7 +106,6 @@ def test_an_image_that_works_and_powers_off(node: Node) -> None:
         ("", {"exit": "poweroff", "outputs": ("answer",)}, C.OUTPUT_MISSING, 0,
          "powered off by itself but left nothing that matches answer"),
         ("echo rubbish > /dev/ubdd; sync", {"exit": "poweroff"}, C.SUCCEEDED, 0, ""),
-        ("exit 1", {"exit": "poweroff"}, C.KERNEL_PANIC, None, "Attempted to kill init"),
         (SAYS, {"exit": "poweroff"}, C.SCRIPT_FAILED, 7, ""),
         (f"{SAYS}; sleep 1000", {"exit": "poweroff"}, C.SCRIPT_FAILED, 7, ""),
         ("", {}, C.BOOT_FAILED, None, ""),
@@ -137,11 +135,7 @@ def test_how_jobs_end(
     assert ended.console if cut_short else b"Linux version" in ended.console
 
 
-@pytest.mark.parametrize(
-    ("do", "code"),
-    [("for n in 1 2 3 4 5 6; do sleep 1; done", C.SUCCEEDED), ("sleep 1000", C.TIMED_OUT)],
-)
-def test_the_time_that_it_is_suspended_is_not_its_own(node: Node, do: str, code: ReasonCode) -> None:
+def test_the_time_that_it_is_suspended_is_not_its_own(node: Node) -> None:
     seconds = 14
 
     def suspend(this_run: Run, lease: Lease) -> None:
@@ -164,12 +158,12 @@ def test_the_time_that_it_is_suspended_is_not_its_own(node: Node, do: str, code:
                     120,
                     "it to come to its end",
                 )
-                assert (this_run.clock.ran() >= seconds) is (code is C.TIMED_OUT)
+                assert this_run.clock.ran() >= seconds
             finally:
                 asking.kill()
 
-    ended = node.run(do, suspend, exit="poweroff", run_seconds=seconds)
-    assert ended.outcome.reason.code is code, ended.outcome.reason.message
+    ended = node.run("sleep 1000", suspend, exit="poweroff", run_seconds=seconds)
+    assert ended.outcome.reason.code is C.TIMED_OUT, ended.outcome.reason.message
 
 
 def test_outputs_after_a_line_of_the_console(node: Node) -> None:
@@ -203,12 +197,6 @@ def test_a_status_on_the_output_disk_decides(node: Node) -> None:
         assert (ended.outputs / "answer").exists()
 
 
-def test_the_output_disk_is_read_with_a_network_too(node: Node) -> None:
-    ended = node.run(LEAVES, exit="poweroff", outputs=("answer",), network=NetworkMode.REPOSITORY.value)
-    assert ended.outcome.state is S.COMPLETED, ended.outcome.reason.message
-    assert (ended.outputs / "answer").read_text() == "42\n"
-
-
 def test_an_output_disk_that_is_too_small(node: Node) -> None:
     do = "dd if=/dev/zero of=outputs/answer bs=1M count=40; tar cf /dev/ubdd outputs; sync"
     ended = node.run(do, exit="poweroff", outputs=("answer",), memory=192)
@@ -222,8 +210,6 @@ def test_a_job_without_a_script_has_none_on_its_disk(node: Node) -> None:
     assert b"there it is" not in ended.console
     assert b"/dev/ubdd" in ended.console
     assert b"/dev/ubde" not in ended.console, "there is no data for cloud-init"
-    with_script = node.run("sh /tmp/job/script", exit="poweroff", script="echo from the script")
-    assert b"from the script" in with_script.console
 
 
 def test_a_vm_that_is_killed_while_it_writes_its_outputs_is_no_success(node: Node) -> None:
