@@ -237,18 +237,8 @@ def _without_superblock(disk: Path) -> None:
         file.write(bytes(1024))
 
 
-def _without_root(disk: Path) -> None:
-    [root] = disk.parent.glob("root-*.overlay")
-    root.unlink()
-
-
 @pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (_killed, None),
-        (_without_superblock, "cannot be mounted"),
-        (_without_root, ".overlay is missing"),
-    ],
+    ("damage", "message"), [(_killed, None), (_without_superblock, "cannot be mounted")]
 )
 def test_a_kept_disk_is_mended_or_left_as_it_is(
     service: Service, new_parts: NewParts, damage: Callable[[Path], None], message: str | None

@@ -260,7 +260,7 @@ def test_saving_what_cannot_be_saved_leaves_it_running(bench: Bench) -> None:
         bench.driver.save("vmjobs-test-never-was", bench.directory / "memory")
 
 
-@pytest.mark.soak_for("15", "qemu")  # test_isolation_life.py kills QEMU's processes one by one
+@pytest.mark.soak_for("15", "qemu", "uml")  # test_isolation_life.py kills theirs one by one
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_vm_that_is_killed_did_not_power_off(bench: Bench, number: signal.Signals) -> None:
     vm = bench.start("spin", "spinning")

@@ -180,7 +180,6 @@ def test_a_job_that_removes_all_removes_nothing_of_the_starters(node: AgentNode)
         ("exit 0", 0, "COMPLETED", "SUCCEEDED: the job exited with status 0"),
         ("exit 137", 137, "FAILED", "JOB_FAILED: the job exited with status 137"),
         ("kill -9 $$", -9, "FAILED", "JOB_KILLED: the job was killed by signal 9"),
-        ("kill -15 $$", -15, "FAILED", "JOB_KILLED: the job was killed by signal 15"),
     ],
 )
 def test_ends_as_the_job_ends(
