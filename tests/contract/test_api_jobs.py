@@ -274,5 +274,3 @@ def test_cancel(site: Site) -> None:
     assert answer.status_code == 202
     states = {found["id"]: found["state"] for found in answer.get_json()["jobs"]}
     assert states == {job: "CANCELING", **dict.fromkeys(more, "CANCELED")}
-    claim = {"attempt": "c" * 32, "node": "n"}
-    site.agent(job).problem(409, "POST", f"/v1/jobs/{job}/attempts", json=claim)

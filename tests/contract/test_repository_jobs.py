@@ -194,14 +194,6 @@ def test_pages_are_stable_while_jobs_come_in(repository: Repository) -> None:
     refused(InvalidRequest, lambda: repository.jobs.page("ada", cursor="' OR 1=1"))
 
 
-def test_lists_filter_by_state(repository: Repository) -> None:
-    first, second = one(repository), one(repository)
-    bring(repository, first.id, claim(repository, first.id), JobState.RUNNING)
-    assert [j.id for j in repository.jobs.page("ada", {JobState.RUNNING}).jobs] == [first.id]
-    both = repository.jobs.page("ada", {JobState.RUNNING, JobState.QUEUED}).jobs
-    assert {j.id for j in both} == {first.id, second.id}
-
-
 def test_the_version_grows_with_every_change(repository: Repository) -> None:
     job = one(repository)
     seen = [repository.jobs.version(job.id, "ada")]
