@@ -81,9 +81,6 @@ def test_what_is_refused(site: Site) -> None:
         ada.problem(422, "GET", f"/v1/builds?{query}")
 
 
-# ----------------------------------------------------------------- client and command line
-
-
 @pytest.fixture
 def shell(site: Site, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: Run) -> Run:
     """``vmjobs image`` with ada's token."""

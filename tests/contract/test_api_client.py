@@ -66,9 +66,6 @@ GOOD = {"exit": {"code": 0, "channel": "endpoint"}}
 UP = (JobState.STAGING, JobState.BOOTING, JobState.RUNNING)
 
 
-# ----------------------------------------------------------------- users
-
-
 def test_a_job_from_submission_to_its_output(
     site: Site, url: str, client: Client, tmp_path: Path
 ) -> None:
@@ -256,9 +253,6 @@ def test_the_rest_of_the_service(site: Site, url: str, client: Client) -> None:
     assert client.service_info().limits.disk == 64
     assert client.health().status == "ok"
     refused(NotFound, lambda: client.image("none"))
-
-
-# ----------------------------------------------------------------- agents and nodes
 
 
 def test_agent_learns_how_a_job_ended_that_is_run_again(site: Site, url: str, client: Client) -> None:

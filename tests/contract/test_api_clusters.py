@@ -20,9 +20,6 @@ from vmjobs.model import now
 pytestmark = pytest.mark.settings(pools=POOLS, token_issuer=Mint(), pool_token_seconds=700)
 
 
-# ------------------------------------------------------------------------- operators
-
-
 def test_declaring_looking_and_deleting(site: Site, world: World) -> None:
     root = site.admin()
     answer = root("PUT", "/v1/clusters/vc", json=body())
@@ -122,9 +119,6 @@ def test_a_change_needs_no_broker(site: Site) -> None:
     assert site.admin()("PUT", "/v1/clusters/vc", json=body()).status_code == 201
 
 
-# ------------------------------------------------------------------------- agents
-
-
 def test_another_nodes_token_is_refused(site: Site, world: World) -> None:
     site.admin()("PUT", "/v1/clusters/vc", json=body(nodes=["n1"]))
     world.step()
@@ -201,9 +195,6 @@ def test_consoles(site: Site, world: World) -> None:
     ada.problem(404, "GET", f"{shown}?incarnation=3")
     ada.problem(422, "GET", "/v1/clusters/vc/members/x/console")
     agent.problem(403, "GET", shown)
-
-
-# ------------------------------------------------------------------------- the client library
 
 
 def test_the_operators_client(site: Site, world: World, url: str) -> None:

@@ -34,16 +34,10 @@ def attempt_of(job: str) -> str:
     return f"/v1/jobs/{job}/attempts/{ATTEMPT}"
 
 
-# ----------------------------------------------------------------- blobs
-
-
 def test_bad_digest(site: Site) -> None:
     for name in ("abc", "sha256:abc", "md5:" + "0" * 64, "sha256:" + "G" * 64):
         problem = site.user().problem(422, "PUT", f"/v1/blobs/{name}", data=b"")
         assert problem["errors"][0]["field"] == "digest"
-
-
-# ----------------------------------------------------------------- streams
 
 
 def append(agent: Caller, job: str, offset: int, data: bytes, name: str = "out") -> int:
@@ -80,9 +74,6 @@ def test_what_a_guest_wrote_is_no_page_of_ours(site: Site, job: str) -> None:
     assert headers["Content-Type"] == "application/octet-stream"
     assert headers["X-Content-Type-Options"] == "nosniff"
     assert "sandbox" in headers["Content-Security-Policy"]
-
-
-# ----------------------------------------------------------------- outputs
 
 
 def test_outputs_are_delivered_listed_and_read(site: Site, job: str) -> None:
@@ -137,9 +128,6 @@ def test_hostile_paths_are_refused_everywhere(site: Site, job: str) -> None:
     problem = site.agent(job).problem(422, "PUT", f"{attempt_of(job)}/outputs/a/../../b", data=b"x")
     fault = problem["errors"][0]
     assert (fault["field"], fault["code"]) == ("relative path", "bad_path")
-
-
-# ----------------------------------------------------------------- attempts
 
 
 def test_ticket_and_inputs(site: Site, job: str) -> None:

@@ -48,9 +48,6 @@ def ways_to(digest: str, content: str, segment: str) -> list[tuple[str, str, dic
     ]
 
 
-# ----------------------------------------------------------------- names
-
-
 def test_an_image_is_pushed_listed_and_shown(site: Site) -> None:
     ada = site.user()
     shown = push(ada, origin={"file": "muons.qcow2", "format": "qcow2"})
@@ -104,9 +101,6 @@ def test_bad_names(site: Site) -> None:
         for path in (f"ada/{escaped}/latest", f"ada/x/{escaped}"):
             assert ada("PUT", f"/v1/tags/{path}", **body).status_code in {404, 422}, name
     assert [e for e in images_of(site.repository, Viewer("ada")) if e.namespace == "ada"] == []
-
-
-# ----------------------------------------------------------------- who may do what
 
 
 def test_somebody_elses_private_image_does_not_exist(site: Site, image: str) -> None:
@@ -198,9 +192,6 @@ def test_prefetch_reaches_the_nodes_of_a_site(site: Site, image: str) -> None:
     for user, readable in ((ada, [image]), (site.user("bob"), [])):
         assert user("GET", "/v1/nodes").get_json()["nodes"][0]["images"] == readable
         assert user("GET", "/v1/nodes/wn1").get_json()["images"] == readable
-
-
-# ----------------------------------------------------------------- bytes
 
 
 @pytest.mark.parametrize("public", [True, False])

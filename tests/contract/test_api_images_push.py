@@ -57,9 +57,6 @@ def disk(path: Path, size: int, seed: int = 1) -> Path:
 RAW = ("--format", "raw", "--boot", "kernel")
 
 
-# ----------------------------------------------------------------- there and back
-
-
 def test_there_and_back(desk: Workstation, tmp_path: Path, proxy: Proxy) -> None:
     file = disk(tmp_path / "muons.img", 20 * MIB + 12345)
     with file.open("r+b") as sink:
@@ -173,9 +170,6 @@ def test_a_service_with_a_quota_that_takes_signed_images_only(tmp_path: Path, ty
         assert "cannot read" in desk.run("push", file, "b", "--sign", tmp_path / "none", *RAW, code=64)
 
 
-# ----------------------------------------------------------------- bad files
-
-
 def test_bad_files_are_refused_before_anything_is_sent(
     desk: Workstation, proxy: Proxy, tmp_path: Path
 ) -> None:
@@ -199,9 +193,6 @@ def test_files_that_are_none(desk: Workstation, tmp_path: Path) -> None:
     desk.run("push", "nothing-of-that-name", code=66)
     os.mkfifo(tmp_path / "pipe")
     desk.run("push", tmp_path / "pipe", "x", code=64)
-
-
-# ----------------------------------------------------------------- broken off
 
 
 def kill_halfway(desk: Workstation, proxy: Proxy, *words: str | Path) -> None:

@@ -17,9 +17,6 @@ pytestmark = [
 DIGEST = "sha256:" + "0" * 64
 
 
-# ----------------------------------------------------------------- submission
-
-
 def test_submit_answers_with_the_jobs_and_publishes_the_array(site: Site) -> None:
     answer = site.user()("POST", "/v1/jobs", json={"spec": good_spec(), "count": 3})
     assert answer.status_code == 201
@@ -120,9 +117,6 @@ def test_bad_keys(site: Site) -> None:
         assert problem["errors"][0]["field"] == "Idempotency-Key"
 
 
-# ----------------------------------------------------------------- who may
-
-
 def test_no_token(site: Site) -> None:
     answer = site.caller()("GET", "/v1/jobs")
     assert answer.status_code == 401
@@ -164,9 +158,6 @@ def test_job_tokens_are_not_for_users_business(site: Site) -> None:
         site.agent(job).problem(403, method, f"/v1/jobs/{job}{path}")
     site.agent(job).problem(403, "GET", "/v1/jobs")
     site.agent(job).problem(403, "POST", "/v1/jobs", json={})
-
-
-# ----------------------------------------------------------------- reading
 
 
 def test_etag_and_304(site: Site) -> None:
@@ -252,9 +243,6 @@ def test_the_beginning_of_several_ids_names_them(site: Site) -> None:
 def test_no_such_job(site: Site) -> None:
     for job in ("0" * 32, "none", "x" * 65, "..", "%2e%2e", "a%00b", "a%2fb"):
         assert site.user()("GET", f"/v1/jobs/{job}").status_code in {404, 422}
-
-
-# ----------------------------------------------------------------- canceling
 
 
 def test_cancel(site: Site) -> None:

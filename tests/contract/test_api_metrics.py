@@ -250,9 +250,6 @@ def test_the_answer_does_not_grow_with_jobs_nor_the_number_of_questions(
     assert "user-" not in scraper("GET", "/metrics").text
 
 
-# ------------------------------------------------------------------------- who may ask
-
-
 def test_who_may_ask(site: Site) -> None:
     assert site.user()("GET", "/metrics").status_code == 200
     operator = site.caller(site.issuer.user_token("root", [Scope.ADMIN]))

@@ -34,9 +34,6 @@ def node(name: str = "wn1.grid", **changes: Any) -> dict[str, Any]:
     }
 
 
-# ----------------------------------------------------------------- nodes
-
-
 def test_node_announces_itself(site: Site) -> None:
     agent = site.caller(site.issuer.node_token("wn1.grid"))
     for _ in range(2):
@@ -88,9 +85,6 @@ def test_bad_nodes(site: Site) -> None:
         assert site.user()("GET", f"/v1/nodes/{name}").status_code in {404, 422}
 
 
-# ----------------------------------------------------------------- the service
-
-
 def test_service_info_is_public(site: Site) -> None:
     info = site.caller()("GET", "/v1/service-info").get_json()
     assert (info["version"], info["api_version"]) == (__version__, "v1")
@@ -140,9 +134,6 @@ def test_unknown_routes_and_methods(site: Site) -> None:
     assert user.problem(404, "GET", "/v2/jobs")["code"] == "NOT_FOUND"
     assert user.problem(404, "GET", "//v1/jobs")["code"] == "NOT_FOUND"
     assert user.problem(405, "PATCH", "/v1/jobs")["code"] == "METHOD_NOT_ALLOWED"
-
-
-# ----------------------------------------------------------------- OpenAPI
 
 
 def test_the_document_is_valid_and_has_every_route_once(site: Site) -> None:

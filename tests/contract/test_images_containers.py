@@ -63,9 +63,6 @@ def published(running: Registry, folder: Path, name: str, layer: Layer, **config
     return f"oci:{running.host}/{name}"
 
 
-# ------------------------------------------------------------------ names, digests, credentials
-
-
 def test_a_tag_is_what_it_means_now_and_a_digest_for_ever(
     tmp_path: Path, open_registry: Registry, store: ImageStore
 ) -> None:
@@ -294,9 +291,6 @@ def test_a_registry_without_https_is_used_only_when_told_to(
     with pytest.raises(Unavailable) as caught:
         imported(reference, store, RegistryAccess())
     assert "--insecure" in caught.value.hint
-
-
-# ------------------------------------------------------------------ damage and malice
 
 
 def test_a_layer_that_is_damaged_in_the_registry_is_noticed(

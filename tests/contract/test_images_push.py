@@ -159,9 +159,6 @@ def test_a_file_that_changes(images: Repository, tmp_path: Path, what: str) -> N
     assert to.contents == 0
 
 
-# ----------------------------------------------------------------- digest cache, upload state
-
-
 def test_notes_save_reading_until_the_file_changes(images: Repository, tmp_path: Path) -> None:
     file = file_of(tmp_path / "disk", os.urandom(2 * SEGMENT_BYTES))
     with closing(FileDigestCache.open(tmp_path / "notes", file)) as notes:
@@ -226,9 +223,6 @@ def test_notes_are_for_one_at_a_time_and_for_oneself(tmp_path: Path) -> None:
     assert later.load() == "defg"
     later.clear()
     assert UploadState(folder, "http://a", "disk").load() == ""
-
-
-# ----------------------------------------------------------------- the local store
 
 
 def test_garbage_in_the_local_store(tmp_path: Path) -> None:

@@ -43,9 +43,6 @@ def script(folder: Path, text: str) -> Path:
     return file
 
 
-# --------------------------------------------------------------------------- boot tests
-
-
 @pytest.mark.parametrize(
     ("more", "words"),
     [
@@ -68,9 +65,6 @@ def test_what_cannot_be_built_or_fails_its_boot_test_gets_no_name(
 def test_a_site_s_own_packages_have_to_be_named(tmp_path: Path) -> None:
     done = run("image", "build", "cvmfs", state=tmp_path, code=64)
     assert "--repository" in done.err
-
-
-# --------------------------------------------------------------------------- use by jobs
 
 
 @pytest.mark.soak

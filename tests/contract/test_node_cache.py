@@ -74,9 +74,6 @@ def kept(root: Path) -> int:
     return sum(path.stat().st_blocks * 512 for path in root.glob("partial/*") if not path.suffix)
 
 
-# ------------------------------------------------------------------ fetching
-
-
 def test_a_node_fetches_an_image_once(place: Place) -> None:
     disk = noise(3 * SEGMENT_BYTES) + bytes(2 * SEGMENT_BYTES) + b"end"
     digest = place.push(disk)
@@ -103,9 +100,6 @@ def test_two_processes_at_once_fetch_once(place: Place) -> None:
         assert said(node)[0]["size"] == len(disk)
     assert set(place.gate.ranges.values()) == {1}
     assert place.plain().prepare(digest).root.read_bytes() == disk
-
-
-# ------------------------------------------------------------------ faults
 
 
 def test_a_node_that_is_killed_again_and_again_gets_there(place: Place) -> None:
@@ -249,9 +243,6 @@ def test_a_disk_without_room_for_another_file(place: Place) -> None:
     assert len(found) == 2 * len(disks)
     assert {"STORAGE_FULL", None} == {told.get("error") for told in found}
     assert all(told["left"] == [] for told in found)
-
-
-# ------------------------------------------------------------------ prefetch and trust
 
 
 def test_an_image_is_prefetched_where_it_is_wished_for(place: Place, tmp_path: Path) -> None:

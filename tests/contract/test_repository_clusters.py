@@ -24,9 +24,6 @@ pytestmark = [
 ]
 
 
-# ------------------------------------------------------------------------- declaring
-
-
 @pytest.mark.both_databases
 def test_declaring_the_same_again_changes_nothing(world: World) -> None:
     first = world.apply(size=2)
@@ -125,9 +122,6 @@ def test_the_history_keeps_its_last_lines(world: World, monkeypatch: pytest.Monk
         assert session.query(ClusterEventRow).count() < 26
 
 
-# ------------------------------------------------------------------------- changing size
-
-
 def test_scaling(world: World) -> None:
     world.apply(size=1)
     world.bring_up()
@@ -168,9 +162,6 @@ def test_scaling_within_a_range(world: World) -> None:
     assert world.apply(size=SizeRange(min=1, max=2)).cluster.target == 2
 
 
-# ------------------------------------------------------------------------- changed declarations
-
-
 @pytest.mark.both_databases
 def test_a_failing_replacement_ends_it(world: World) -> None:
     world.apply(size=2)
@@ -194,9 +185,6 @@ def test_a_failing_replacement_ends_it(world: World) -> None:
         world.obey("n1", "n2")
     assert {m.generation for m in world.vms().values()} == {3}
     assert set(world.states().values()) == {ClusterVmState.UP}
-
-
-# ------------------------------------------------------------------------- draining and deleting
 
 
 def test_draining_and_resuming(world: World) -> None:
@@ -274,9 +262,6 @@ def test_a_worker_that_is_killed_when_it_has_asked_a_pool(world: World, asked: s
         assert world.pool.there == {}
     else:
         assert set(world.states().values()) == {ClusterVmState.UP}
-
-
-# ------------------------------------------------------------------------- images
 
 
 @pytest.mark.both_databases

@@ -24,9 +24,6 @@ pytestmark = [
 ]
 
 
-# ------------------------------------------------------------------------- placing, admitting
-
-
 @pytest.mark.both_databases
 def test_from_a_declaration_to_vms_that_take_jobs(world: World) -> None:
     world.apply(size=2, attributes={"Color": "red"}, start="TARGET.x == 1")
@@ -188,9 +185,6 @@ def test_what_the_pool_says_of_jobs(world: World) -> None:
     assert world.vms()["vc-0"].system == "Debian GNU/Linux 13 (trixie)"  # from its last ad
 
 
-# ------------------------------------------------------------------------- lost nodes
-
-
 def test_a_lost_node_and_its_return(world: World) -> None:
     world.apply(nodes=["n1", "n2"])
     world.bring_up()
@@ -249,9 +243,6 @@ def test_reports_that_were_overtaken_are_passed_over(world: World) -> None:
         "n2" if mine.node == "n1" else "n1", ClusterVmReports(reports=(told,))
     )
     assert world.vms()["vc-0"].incarnation == 3
-
-
-# ------------------------------------------------------------------------- agents
 
 
 def test_who_may_have_a_token(world: World) -> None:

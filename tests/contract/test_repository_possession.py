@@ -46,9 +46,6 @@ def with_input(repository: Repository, owner: str, data: bytes) -> str:
     return one(repository, owner, inputs=[file]).id
 
 
-# ----------------------------------------------------------------- inputs
-
-
 def test_the_digest_of_anothers_input_is_of_no_use(repository: Repository) -> None:
     assert put(repository, "ada", SECRET)
     with_input(repository, "ada", SECRET)
@@ -133,9 +130,6 @@ def test_a_blob_whose_upload_was_killed_is_sent_again(repository: Repository) ->
     assert not repository.blob_owners.has("ada", digest_of(SECRET))
     assert put(repository, "ada", SECRET)
     assert repository.blob_owners.has("ada", digest_of(SECRET))
-
-
-# ----------------------------------------------------------------- images
 
 
 @pytest.mark.both_databases
