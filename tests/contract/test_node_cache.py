@@ -25,12 +25,8 @@ from tests.kit.noise import noise
 from tests.kit.repository_jobs import ADMIN
 from tests.kit.sockets import free_port
 from tests.kit.waiting import wait_until
-from vmjobs.agent.node import NodeAnnouncer, describe
-from vmjobs.agent.prefetch import Prefetcher
-from vmjobs.client import ImageClient, NodeClient, Retries
-from vmjobs.config import Config
+from vmjobs.client import ImageClient, Retries
 from vmjobs.errors import DigestMismatch, ImageRejected, Unavailable
-from vmjobs.wire import PrefetchRequest
 
 
 def child(place: Place, *images: str, tmpfs: Sequence[str] = ()) -> subprocess.Popen[str]:
@@ -243,38 +239,6 @@ def test_a_disk_without_room_for_another_file(place: Place) -> None:
     assert len(found) == 2 * len(disks)
     assert {"STORAGE_FULL", None} == {told.get("error") for told in found}
     assert all(told["left"] == [] for told in found)
-
-
-def test_an_image_is_prefetched_where_it_is_wished_for(place: Place, tmp_path: Path) -> None:
-    digest = place.push(noise(2 * SEGMENT_BYTES))
-    repository = place.site.repository
-    cache = place.plain()
-    settings = Config(state_dir=tmp_path, site="here")
-    registry = NodeClient(place.url, place.token, retries=PATIENT)
-    prefetcher = Prefetcher(cache)
-    announcer = NodeAnnouncer(
-        registry.put_node,
-        lambda: describe("n1", settings, (), cache.cached(), ()),
-        prefetcher.set_wanted,
-    )
-    announcer.step()
-    repository.prefetcher.request(ADMIN, digest, PrefetchRequest(site="here"))
-    threads = [
-        threading.Thread(target=announcer.run),
-        threading.Thread(target=prefetcher.run, args=(announcer.wake,)),
-    ]
-    for thread in threads:
-        thread.start()
-    try:
-        repository = place.site.repository
-        wait_until(lambda: any(digest in node.images for node in repository.nodes.live()))
-    finally:
-        announcer.stop()
-        prefetcher.stop()
-        for thread in threads:
-            thread.join(DEADLINE)
-    state = repository.prefetcher.request(ADMIN, digest, PrefetchRequest(site="here"))
-    assert (state.wanted, state.cached) == ((), ("n1",))
 
 
 def test_a_node_boots_only_what_was_signed(place: Place) -> None:
