@@ -11,7 +11,7 @@ import pytest
 
 from tests.kit.api_site import Site
 from tests.kit.cli import Run
-from tests.kit.cluster_nodes import POOLS, World, node_of
+from tests.kit.cluster_nodes import POOLS, World
 from tests.kit.repository_jobs import clusters_of
 from vmjobs.cluster.vm_state import ClusterVmCode, ClusterVmState, Goal, Phase
 
@@ -110,22 +110,6 @@ def test_faults_that_the_service_finds_have_lines(world: World, shell: Shell) ->
         assert fault.startswith(begin)
     assert shell("cluster", "apply", "vc.yaml", status=64).count("vc.yaml:") == 4
     assert clusters_of(world.repository) == []
-
-
-def test_vms_without_room_are_said_to_be(world: World, shell: Shell) -> None:
-    Path("vc.yaml").write_text(DECLARED.replace("256", "700"))
-    assert "room for 2 VMs" in shell("cluster", "validate", "--capacity", "vc.yaml")
-    Path("vc.yaml").write_text(DECLARED.replace("256", "700").replace("size: 2", "size: 3"))
-    said = shell("cluster", "validate", "--capacity", "vc.yaml", status=64)
-    assert "vc.yaml:3:1: size: 1 VM would be PENDING: no node has room" in said
-    shell("cluster", "apply", "vc.yaml")
-    world.bring_up()
-    said = shell("cluster", "apply", "--wait", "--timeout", "1", "vc.yaml", status=124)
-    assert "vc: 2 of 3 UP (1 PENDING)" in said
-    assert "vc-2 PENDING: NO_ROOM: no node has room" in said
-    world.repository.nodes.put(node_of("n3"))
-    with at_work(world):
-        shell("cluster", "apply", "--wait", "--timeout", "240", "vc.yaml")
 
 
 def test_a_declaration_that_fails_is_taken_back_and_tried_again(world: World, shell: Shell) -> None:
