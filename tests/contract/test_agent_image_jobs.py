@@ -44,7 +44,6 @@ from vmjobs.model import (
     Report,
 )
 
-ALL = tuple(HypervisorKind)
 S, C = JobState, ReasonCode
 
 _INIT = (
