@@ -207,15 +207,6 @@ def test_the_version_grows_with_every_change(repository: Repository) -> None:
     assert repository.jobs.version(job.id) == seen[-1]
 
 
-def test_nodes(repository: Repository) -> None:
-    refused(NotFound, lambda: repository.nodes.get("node1"))
-    repository.nodes.put(node("node2"))
-    repository.nodes.put(node("node1", cpus=1))
-    repository.nodes.put(node("node1", cpus=4))
-    assert [n.name for n in repository.nodes.live()] == ["node1", "node2"]
-    assert repository.nodes.get("node1").cpus == 4
-
-
 def test_a_job_that_was_never_handed_on_is_canceled_at_once(repository: Repository) -> None:
     job = one(repository)
     published: list[str] = []
