@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-from images import recipe as recipes
 from repository.db.models import BuildRow
 from tests.kit.api_site import Site
+from tests.kit.builds import RECIPE
 from tests.kit.cli import Run
 from vmjobs.client.images import Images
 from vmjobs.errors import BuildError, ImageRejected, VMJobsError
@@ -20,7 +20,6 @@ from vmjobs.wire import Build, BuildRequest, BuildState
 
 pytestmark = pytest.mark.in_process
 
-RECIPE = recipes.load("generic").model_dump(mode="json")
 DIGEST = "sha256:" + "1" * 64
 
 

@@ -12,19 +12,17 @@ from pytest import approx
 
 from api.app import create_app
 from api.tokens import USER_SCOPES, ApiTokenIssuer, Scope
-from images import recipe as recipes
 from repository.clusters.history import CLUSTER_EVENTS
 from repository.clusters.tables import AssignmentRow
 from repository.db.models import NodeRow
-from repository.images import Viewer
 from repository.service import Repository
 from tests.kit.api_site import Caller, Queue, Site
+from tests.kit.builds import create
 from tests.kit.cluster_nodes import POOLS, Mint, World, node_of
 from tests.kit.repository_jobs import ADMIN, claim, one, push, push_library, statements, told
 from vmjobs import __version__
 from vmjobs.cluster.vm_state import ClusterVmCode, ClusterVmState, Phase
 from vmjobs.model import JobState, now
-from vmjobs.wire import BuildRequest
 
 pytestmark = [
     pytest.mark.in_process,
@@ -104,10 +102,8 @@ def test_what_two_images_share_is_stored_once(repository: Repository, scraper: C
 
 
 def test_builds_by_state(repository: Repository, scraper: Caller) -> None:
-    recipe = recipes.load("generic").model_dump(mode="json")
-    for name in ("one", "two"):
-        wish = BuildRequest.model_validate({"recipe": {**recipe, "name": name}})
-        build = repository.builds.create(Viewer("ada"), wish)
+    create(repository)
+    build = create(repository)
     assert repository.builds.begin(build.id) is not None
     found = of(scrape(scraper), "vmjobs_builds")
     assert {state: count for (state,), count in found.items() if count} == {"QUEUED": 1, "BUILDING": 1}

@@ -30,6 +30,7 @@ from tests.kit.image_builds import WORK, need
 from tests.kit.sockets import free_port
 from tests.kit.waiting import wait_until
 from vmjobs.client.images import Images
+from vmjobs.hypervisor import procs
 from vmjobs.wire import Build, BuildState
 
 #: For a build from a local package archive, its boot and its publishing, on a busy host.
@@ -348,7 +349,7 @@ def test_a_builder_whose_child_is_killed_each_time(service: Service, folder: Pat
         nonlocal kills
         if found.state is BuildState.BUILDING and service.attempts(build) > kills:
             assert service.builder is not None
-            for child in _children(service.builder.pid):
+            for child in procs.children(service.builder.pid):
                 os.kill(child, signal.SIGKILL)
             kills += 1
         return found.state.final
@@ -360,9 +361,3 @@ def test_a_builder_whose_child_is_killed_each_time(service: Service, folder: Pat
     # The builder itself works, and this build does not hold up the next one.
     other, _ = recipe(folder)
     service.built(other)
-
-
-def _children(pid: int) -> set[int]:
-    """A process' children, of all its threads."""
-    lists = Path(f"/proc/{pid}/task").glob("*/children")
-    return {int(word) for path in lists for word in path.read_text().split()}
