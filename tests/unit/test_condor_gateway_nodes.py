@@ -18,6 +18,7 @@ from condor.gateway_nodes import (
     nodes_config,
     nodes_script,
 )
+from tests.kit.gateway_specs import gateway_spec
 from tests.kit.idtokens import claims_of
 from vmjobs.errors import InvalidRequest
 from vmjobs.gateway.spec import Gateway, parse_gateway
@@ -26,16 +27,9 @@ NODE = "wn7.site.example"
 
 
 def gateway(**ce: object) -> Gateway:
-    element = {"role": "computing-element", "image": "any", "address": "10.77.0.10", **ce}
-    return parse_gateway(
-        {
-            "gateway": "tier3",
-            "domain": "tier3.example",
-            "network": "10.77.0.0/24",
-            "host": "192.0.2.5",
-            "machines": {"ce": element},
-        }
-    )
+    declared = gateway_spec(host="192.0.2.5")
+    declared["machines"]["ce"] |= ce
+    return parse_gateway(declared)
 
 
 PUBLISHED = gateway(publish=[9700])
