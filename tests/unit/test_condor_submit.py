@@ -326,28 +326,23 @@ def scheduler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CondorSchedule
     return CondorScheduler(config, timeout=20.0)
 
 
-def one_job(**fields: str) -> list[BatchJob]:
-    spec = JobSpec(image="generic", script="#!/bin/sh\n", **fields)
-    return [BatchJob("j0", "a", 0, "alice", spec, "the token")]
-
-
 def test_a_submission_that_fails_leaves_its_marker(scheduler: CondorScheduler, tmp_path: Path) -> None:
     with pytest.raises(Unavailable) as caught:
-        scheduler.submit(one_job())
+        scheduler.submit(batch())
     assert caught.value.service == "schedd"
     assert "127.0.0.1:9" in caught.value.message
-    array = tmp_path / "spool" / "a"
+    array = tmp_path / "spool" / "arr"
     token = array / "j0" / names.TOKEN
     assert (array / names.SUBMIT_MARKER).exists()
-    assert token.read_text() == "the token"
+    assert token.read_text() == "token"
     assert token.stat().st_mode & 0o777 == 0o600
     assert array.stat().st_mode & 0o777 == 0o700
     assert not list(array.rglob("*.new"))
     with pytest.raises(Unavailable):
-        scheduler.submit(one_job())
-    scheduler.forget("a")
+        scheduler.submit(batch())
+    scheduler.forget("arr")
     assert not array.exists()
-    scheduler.forget("a")
+    scheduler.forget("arr")
 
 
 def test_a_submission_that_outlives_its_worker_is_waited_for(tmp_path: Path) -> None:
@@ -357,20 +352,20 @@ def test_a_submission_that_outlives_its_worker_is_waited_for(tmp_path: Path) -> 
         left = subprocess.Popen(["sleep", "60"], pass_fds=[file.fileno()])
     try:
         with pytest.raises(Unavailable, match="an earlier submission is still running"):
-            CondorScheduler(config, timeout=0.2).submit(one_job())
-        assert not (tmp_path / "a").exists()
+            CondorScheduler(config, timeout=0.2).submit(batch())
+        assert not (tmp_path / "arr").exists()
     finally:
         left.kill()
         left.wait()
     with pytest.raises(Unavailable, match=r"127\.0\.0\.1:9"):
-        CondorScheduler(config, timeout=20.0).submit(one_job())
+        CondorScheduler(config, timeout=20.0).submit(batch())
 
 
 def test_a_spec_that_cannot_be_described_writes_nothing(
     scheduler: CondorScheduler, tmp_path: Path
 ) -> None:
     with pytest.raises(InvalidSpec):
-        scheduler.submit(one_job(route="nowhere"))
+        scheduler.submit(batch(route="nowhere"))
     assert not (tmp_path / "spool").exists()
     assert scheduler.submit([]) == {}
 
