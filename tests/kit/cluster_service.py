@@ -16,6 +16,7 @@ from vmjobs.cli.cluster import wait, watch
 from vmjobs.cluster.spec import ClusterSpec
 from vmjobs.cluster.vm_state import ClusterVmState, Goal
 from vmjobs.cluster.wire import ApplyOutcome, Assessment, Cluster, ClusterVm, FailedGeneration
+from vmjobs.wire import ImageDetail, Visibility
 
 IMAGE = f"sha256:{'1' * 64}"
 NEW_IMAGE = f"sha256:{'2' * 64}"
@@ -62,6 +63,11 @@ def cluster(*vms: ClusterVm, spec: ClusterSpec = SPEC, **fields: Any) -> Cluster
         "updated": NOW,
     }
     return Cluster(**{**made, **fields})
+
+
+def image_detail(digest: str = IMAGE, visibility: Visibility = Visibility.PUBLIC) -> ImageDetail:
+    about = {"owner": "root", "created": NOW, "size": 1, "stored": 1, "manifest": {}}
+    return ImageDetail(digest=digest, visibility=visibility, **about)
 
 
 Answer = tuple[int, Any]

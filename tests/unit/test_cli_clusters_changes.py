@@ -19,6 +19,7 @@ from tests.kit.cluster_service import (
     SPEC,
     Service,
     cluster,
+    image_detail,
     service,
     vm,
     vmjobs,
@@ -29,7 +30,6 @@ from vmjobs.cluster.spec import ClusterSpec, SizeRange
 from vmjobs.cluster.vm_state import ClusterVmCode, ClusterVmState, Goal
 from vmjobs.cluster.wire import ApplyOutcome, Assessment, ClusterVm
 from vmjobs.errors import Conflict
-from vmjobs.wire import ImageDetail, Visibility
 
 __all__ = ["service", "vmjobs"]
 
@@ -201,7 +201,7 @@ def test_settled_is_as_many_up_as_wanted_as_they_are_declared(
 
 
 def test_diff_exits_as_diff_does(service: Service, vmjobs: Run) -> None:
-    service.says("GET /v1/images/worker", image_detail(IMAGE))
+    service.says("GET /v1/images/worker", image_detail())
     done = vmjobs("diff", "c.yaml")
     assert (done.code, done.out) == (1, "workers would be created\n")
     service.has(cluster())
@@ -218,11 +218,6 @@ def test_diff_exits_as_diff_does(service: Service, vmjobs: Run) -> None:
     (found,) = json.loads(vmjobs("diff", "--json", "c.yaml").out)
     assert found["changes"][1] == {"field": "site", "old": "", "new": "grid"}
     assert not any(not request.startswith("GET") for request in service.asked)
-
-
-def image_detail(digest: str) -> ImageDetail:
-    about = {"owner": "root", "created": NOW, "size": 1, "stored": 1, "manifest": {}}
-    return ImageDetail(digest=digest, visibility=Visibility.PUBLIC, **about)
 
 
 def test_validate_tells_where_there_is_room(service: Service, vmjobs: Run) -> None:

@@ -11,41 +11,25 @@ from typing import Any
 
 import click
 import pytest
-from pydantic import BaseModel
 
 from condor.cli import why as job_why
 from tests.kit.cli import Run
+from tests.kit.cluster_service import IMAGE, Service, image_detail, service
 from tests.kit.condor_daemons import Daemons, Schedd, daemons, node, queued
-from tests.kit.http_server import Handler, Scripted
 from vmjobs.errors import ConfigError, NotFound, Unavailable
 from vmjobs.model import CondorRef, Job, JobEvent, JobSpec, JobState, ReasonCode, now, reason
-from vmjobs.wire import EventList, ImageDetail, JobPage, Visibility
+from vmjobs.wire import EventList, JobPage, Visibility
+
+__all__ = ["service"]
 
 Lines = Callable[..., list[str]]
 ID = "01a1f81eb7e8ea63d2bb0afdf929c0d1"
-DIGEST = "sha256:" + "0" * 64
 
 
-class Service:
-    """Fake API for GET requests. answers: by path."""
-
-    def __init__(self) -> None:
-        self.answers: dict[str, BaseModel] = {}
-
-    def has(self, job: Job) -> None:
-        event = JobEvent(seq=1, time=job.created, state=job.state, reason=job.reason)
-        self.answers[f"/v1/jobs/{job.id}"] = job
-        self.answers[f"/v1/jobs/{job.id}/events"] = EventList(events=(event,))
-
-    def has_image(self, name: str, visibility: Visibility) -> None:
-        about = {"digest": DIGEST, "owner": "x", "size": 1, "stored": 1, "manifest": {}}
-        self.answers[f"/v1/images/{name}"] = ImageDetail(visibility=visibility, created=now(), **about)
-
-    def serve(self, handler: Handler, _: int) -> None:
-        if found := self.answers.get(handler.path.partition("?")[0]):
-            handler.document(200, found)
-        else:
-            handler.problem(404, "NOT_FOUND", "there is no such thing")
+def has_job(service: Service, job: Job) -> None:
+    event = JobEvent(seq=1, time=job.created, state=job.state, reason=job.reason)
+    service.says(f"GET /v1/jobs/{job.id}", job)
+    service.says(f"GET /v1/jobs/{job.id}/events?after=0", EventList(events=(event,)))
 
 
 @pytest.fixture(autouse=True)
@@ -54,15 +38,6 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VMJOBS_CONFIG", str(tmp_path / "config.toml"))
     (tmp_path / "config.toml").touch()
     monkeypatch.setenv("VMJOBS_TOKEN_FILE", str(tmp_path / "token"))
-
-
-@pytest.fixture
-def service(server: Scripted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Service:
-    (tmp_path / "token").write_text("secret")
-    monkeypatch.setenv("VMJOBS_API_URL", server.url)
-    service = Service()
-    server.script = service.serve
-    return service
 
 
 @pytest.fixture
@@ -162,7 +137,7 @@ def test_the_service_is_asked_about_the_image(
     images: dict[str, Visibility], code: str | None, have: Any, service: Service, why: Run
 ) -> None:
     for name, visibility in images.items():
-        service.has_image(name, visibility)
+        service.says(f"GET /v1/images/{name}", image_detail(visibility=visibility))
     have(daemons(queued(), nodes=[node()]))
     found = why("3.0", "--json").json["findings"]
     assert [finding["code"] for finding in found] == ["WAITING", *([code] if code else [])]
@@ -176,7 +151,7 @@ def test_an_installation_without_htcondor(monkeypatch: pytest.MonkeyPatch, why: 
 
 def a_job(state: JobState, code: ReasonCode, message: str = "", **more: Any) -> Job:
     spec = JobSpec(image="hep", script="true", route="grid")
-    own = {"id": ID, "array": ID, "index": 0, "count": 1, "owner": "alice", "image_digest": DIGEST}
+    own = {"id": ID, "array": ID, "index": 0, "count": 1, "owner": "alice", "image_digest": IMAGE}
     when = {"created": now(), "updated": now()}
     return Job(spec=spec, state=state, reason=reason(code, message), **own, **when, **more)
 
@@ -185,11 +160,9 @@ REF = CondorRef(schedd="submit.grid", cluster=3, proc=0, grid_job_id="condor sit
 
 
 def test_a_job_of_the_service_that_does_not_wait(service: Service, lines: Lines, why: Run) -> None:
-    service.has(
-        a_job(
-            JobState.FAILED, ReasonCode.KERNEL_PANIC, "it panicked\nlast words", condor=REF, attempts=2
-        )
-    )
+    message = "it panicked\nlast words"
+    job = a_job(JobState.FAILED, ReasonCode.KERNEL_PANIC, message, condor=REF, attempts=2)
+    has_job(service, job)
     shown = lines(ID)
     assert shown[0] == f"{ID} is FAILED: it panicked [KERNEL_PANIC]"
     assert "route: grid" in shown
@@ -202,7 +175,7 @@ def test_a_job_of_the_service_that_does_not_wait(service: Service, lines: Lines,
 
 
 def test_a_job_of_the_service_that_waits_in_htcondor(service: Service, have: Any, lines: Lines) -> None:
-    service.has(a_job(JobState.QUEUED, ReasonCode.SCHEDULED, "queued as 3.0", condor=REF))
+    has_job(service, a_job(JobState.QUEUED, ReasonCode.SCHEDULED, "queued as 3.0", condor=REF))
     said = daemons(nodes=[node(HasVMJobs="false")])
     said.schedds["submit.grid"] = Schedd([queued(VMJobImage="", VMJobPolicy="", VMJobsId=f'"{ID}"')])
     have(said)
@@ -215,7 +188,7 @@ def test_a_job_of_the_service_that_waits_in_htcondor(service: Service, have: Any
 def test_a_job_of_the_service_whose_schedd_cannot_be_asked(
     service: Service, have: Any, lines: Lines
 ) -> None:
-    service.has(a_job(JobState.HELD, ReasonCode.SCHEDULER_HELD, "policy", condor=REF))
+    has_job(service, a_job(JobState.HELD, ReasonCode.SCHEDULER_HELD, "policy", condor=REF))
     have(daemons())
     shown = lines(ID)
     assert shown[0] == f"{ID} is HELD: policy [SCHEDULER_HELD]"
@@ -224,14 +197,15 @@ def test_a_job_of_the_service_whose_schedd_cannot_be_asked(
 
 
 def test_a_job_that_the_service_has_not_queued(service: Service, lines: Lines, why: Run) -> None:
-    service.has(a_job(JobState.QUEUED, ReasonCode.SUBMITTED, "accepted"))
+    has_job(service, a_job(JobState.QUEUED, ReasonCode.SUBMITTED, "accepted"))
     shown = lines(ID)
     assert shown[0].endswith("has not submitted it to its schedd yet [NOT_DISPATCHED]")
     assert why("0" * 32).code == NotFound.exit_code
 
 
 def test_ids_are_completed(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    service.answers["/v1/jobs"] = JobPage(jobs=(a_job(JobState.QUEUED, ReasonCode.SUBMITTED),))
+    jobs = JobPage(jobs=(a_job(JobState.QUEUED, ReasonCode.SUBMITTED),))
+    service.says("GET /v1/jobs?state=QUEUED%2CHELD&limit=256", jobs)
     monkeypatch.setattr(
         "condor.cli.why.Schedd.query",
         lambda *_: [{"ClusterId": 3, "ProcId": 1}, {"ClusterId": 4, "ProcId": 0}],
