@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
-import pytest
-
-from tests.kit.vm_watch import watch_of
-from tests.kit.waiting import wait_until
 from vmjobs.agent.run.resource_usage import ResourceUsage, measure_files, measure_vm
-from vmjobs.agent.vm.vm_watch import watching
 from vmjobs.errors import HypervisorError
-from vmjobs.hypervisor import procs
-from vmjobs.hypervisor.base import Hypervisor, VmState, VmUsage
+from vmjobs.hypervisor.base import Hypervisor, VmUsage
 from vmjobs.model import MIB, StreamName
 
 
@@ -28,10 +20,6 @@ class Driver:
         if self.said is None:
             raise HypervisorError("it does not answer")
         return self.said
-
-    def wait(self, name: str, timeout: float, beside: Sequence[int]) -> VmState:
-        procs.readable(list(beside), timeout)
-        return VmState.RUNNING
 
 
 def test_what_a_vm_used_stays_when_it_is_gone_or_not_to_be_asked() -> None:
@@ -76,14 +64,3 @@ def test_files_count_by_what_is_in_them(tmp_path: Path) -> None:
     (tmp_path / "stream-out").unlink()
     measure_files(usage, tmp_path, stream)
     assert usage.bytes["log"] == 6
-
-
-@pytest.mark.slow
-def test_a_watch_says_from_time_to_time_that_it_is_time(tmp_path: Path) -> None:
-    times: list[float] = []
-    watch = watch_of(tmp_path, Driver(), on_time=lambda: times.append(time.monotonic()))
-    began = time.monotonic()
-    with watching(watch):
-        wait_until(lambda: len(times) >= 2, 30)
-    assert times[0] - began >= 1
-    assert times[1] - began >= 1 + 2

@@ -9,16 +9,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from tests.kit.vm_watch import watch_of
+from tests.kit.waiting import wait_until
 from vmjobs.agent.vm import vm_watch
 from vmjobs.agent.vm.console import ConsoleReader
 from vmjobs.agent.vm.events import EventQueue, ExitReported, GuestSilent, RunEvent, VmEnded
 from vmjobs.agent.vm.vm_watch import MAX_FAILED_READS, watching
 from vmjobs.hypervisor import procs
-from vmjobs.hypervisor.base import VmState
+from vmjobs.hypervisor.base import Hypervisor, VmState
 
 SILENCE = 0.6
 
@@ -34,6 +35,14 @@ class Sleepy:
         time.sleep(seconds)
         procs.readable(list(beside), timeout)
         return VmState.RUNNING
+
+
+def watch_of(folder: Path, driver: object, **fields: Any) -> vm_watch.VmWatch:
+    """A watch for a VM with its console in ``folder``."""
+    reader = ConsoleReader(folder / "console", "sentinel")
+    plain = {"event_queue": EventQueue(), "max_console": 1000, "silence": 60, "heard": lambda: 0.0}
+    told = {"reader": reader, "on_console": lambda: None, **plain, **fields}
+    return vm_watch.VmWatch(driver=cast(Hypervisor, driver), vm_name="it", **told)
 
 
 def silent_after(folder: Path, asleep: float) -> float:
@@ -108,6 +117,17 @@ def test_what_a_console_says_is_heard_at_once_and_an_idle_one_costs_nothing(tmp_
             assert isinstance(event_queue.next(began + 10), ExitReported)
             assert time.monotonic() - began < 0.3
     assert looks < 20
+
+
+@pytest.mark.slow
+def test_a_watch_says_from_time_to_time_that_it_is_time(tmp_path: Path) -> None:
+    times: list[float] = []
+    watch = watch_of(tmp_path, Sleepy(), on_time=lambda: times.append(time.monotonic()))
+    began = time.monotonic()
+    with watching(watch):
+        wait_until(lambda: len(times) >= 2, 30)
+    assert times[0] - began >= 1
+    assert times[1] - began >= 1 + 2
 
 
 def test_a_full_disk_that_another_vm_saw_counts_for_all_that_ran_then(
