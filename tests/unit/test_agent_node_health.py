@@ -45,12 +45,6 @@ def test_a_node_that_fails_three_in_a_row_rests_and_says_so(health: NodeHealth, 
     assert health.fault() == ""
 
 
-def test_one_that_goes_well_between_them_is_enough(health: NodeHealth) -> None:
-    for outcome in (NODE, NODE, OWN_END, NODE, NODE):
-        health.count_run(outcome)
-    assert health.fault() == ""
-
-
 def test_each_rest_is_twice_as_long_up_to_an_hour_until_one_goes_well(
     health: NodeHealth, clock: Clock
 ) -> None:
