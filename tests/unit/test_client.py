@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 import socket
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from email.utils import formatdate
-from typing import Any
 
 import pytest
-import requests
-from requests.adapters import HTTPAdapter
 
 from tests.kit.http_server import Handler, Scripted
 from vmjobs import errors
@@ -313,44 +309,27 @@ def test_agent_needs_a_claim_first(server: Scripted) -> None:
         agent.append(StreamName.OUT, 0, b"x")
 
 
-CONDOR_JOB = "htc" + "a" * 29
+def condor_service(handler: Handler, call: int) -> None:
+    """Answer claims, and be busy when the second one comes; checkpoints are deleted in between."""
+    if handler.command == "DELETE":
+        handler.answer(204)
+    elif call in {3, 4}:
+        handler.answer(503)
+    else:
+        handler.document(201, {"token": f"of-the-job-{call}"})
 
 
-class CondorService(HTTPAdapter):
-    """Fake service in memory. busy: it answers so many of the next requests with 503."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.busy = 0
-        self.asked: list[tuple[str, str]] = []
-
-    def send(self, request: requests.PreparedRequest, *_: Any, **__: Any) -> requests.Response:
-        self.asked.append((str(request.method), request.headers["Authorization"]))
-        answer, body = requests.Response(), {"token": f"of-the-job-{len(self.asked)}"}
-        answer.status_code, answer.request, answer.url = 201, request, str(request.url)
-        if self.busy:
-            self.busy, answer.status_code, body = self.busy - 1, 503, {}
-        elif request.method == "DELETE":
-            answer.status_code = 204
-        answer.raw = io.BytesIO(json.dumps(body).encode())
-        answer.headers["Content-Type"] = "application/json"
-        return answer
-
-
-def test_a_job_that_begins_anew_is_claimed_with_the_nodes_token_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_job_that_begins_anew_is_claimed_with_the_nodes_token_again(server: Scripted) -> None:
     """With the same retries as before."""
-    service = CondorService()
-    monkeypatch.setattr(requests.Session, "get_adapter", lambda *_, **__: service)
+    server.script = condor_service
     retries = Retries(deadline=10.0, ceiling=0.01)
-    client = CondorJobClient("http://service", "node", CONDOR_JOB, "ada@grid", retries=retries)
+    client = CondorJobClient(server.url, "node", "htc" + "a" * 29, "ada@grid", retries=retries)
     client.begin("1" * 32)
     client.delete_checkpoints()
-    service.busy = 2
     client.begin("2" * 32)
     client.delete_checkpoints()
     node, first, second = "Bearer node", "Bearer of-the-job-1", "Bearer of-the-job-5"
     posts = [("POST", node)] * 3
-    assert service.asked == [("POST", node), ("DELETE", first), *posts, ("DELETE", second)]
+    asked = [(call.command, call.headers["Authorization"]) for call in server.seen]
+    assert asked == [("POST", node), ("DELETE", first), *posts, ("DELETE", second)]
     client.close()
