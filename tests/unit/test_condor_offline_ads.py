@@ -9,6 +9,7 @@ import pytest
 
 from condor.pool.idle_jobs import ClusterAd, JobGroup, count_idle_jobs, with_full_capacity
 from condor.pool.offline_ads import offline_ad, stable_attributes
+from tests.kit.condor_daemons import ad
 from vmjobs.cluster.pool import WorkerVmProfile
 
 #: As condor_submit writes it for a job with file transfer.
@@ -22,13 +23,6 @@ REQUEST = {"RequestCpus": 1, "RequestMemory": 128, "RequestDisk": 1024}
 def kind(cluster: str = "sl3", **more: Any) -> WorkerVmProfile:
     values: dict[str, Any] = {"cpus": 2, "memory": 512, "disk": 100, "attributes": {}, "known": {}}
     return WorkerVmProfile(**{"cluster": cluster, "start": "true", **values, **more})
-
-
-def ad(expressions: dict[str, str]) -> Any:
-    made = classad2.ClassAd()
-    for name, expression in expressions.items():
-        made[name] = classad2.ExprTree(expression)
-    return made
 
 
 def offered(*kinds: WorkerVmProfile) -> list[ClusterAd]:
