@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,7 +19,16 @@ from vmjobs.agent.listener import listening
 from vmjobs.agent.protocol import ErrorMessage
 from vmjobs.errors import InvalidRequest, Unavailable
 from vmjobs.execute_transparent import run_transparent_job
-from vmjobs.transparent_job import TransparentJob
+from vmjobs.transparent_job import RunResult, TransparentJob
+
+
+def run(
+    job: TransparentJob, serve: Callable[[socket.socket], None], patience: float = 0.0
+) -> RunResult:
+    """Run a job with an agent that serves its connections so."""
+    agent = Path(job.directory).with_name("agent")
+    with listening(agent, serve):
+        return run_transparent_job(str(agent), job, lambda _message: None, patience=patience)
 
 
 @pytest.fixture
@@ -37,7 +47,7 @@ def job(
 
 
 def test_what_is_streamed_to_a_job_is_there_at_each_beginning(
-    tmp_path: Path, job: TransparentJob, monkeypatch: pytest.MonkeyPatch
+    job: TransparentJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(execute_transparent, "STDIN", _stream(b"one\ntwo\n"))
     heard: list[bytes] = []
@@ -48,9 +58,7 @@ def test_what_is_streamed_to_a_job_is_there_at_each_beginning(
             again = len(heard) == 1
             protocol.send(connection, ErrorMessage(code="NOT_FOUND", message="no", retry=again))
 
-    with listening(tmp_path / "s", serve):
-        ended = run_transparent_job(str(tmp_path / "s"), job, lambda _message: None, patience=30.0)
-    assert ended.code == "NOT_FOUND"
+    assert run(job, serve, 30.0).code == "NOT_FOUND"
     assert heard == [b"one\ntwo\n"] * 2
     assert list(Path(job.directory).iterdir()) == []
 
@@ -73,7 +81,7 @@ def _stream(data: bytes) -> int:
     return out
 
 
-def test_why_the_agent_does_not_run_the_job_now_is_told(tmp_path: Path, job: TransparentJob) -> None:
+def test_why_the_agent_does_not_run_the_job_now_is_told(job: TransparentJob) -> None:
     why = "other VMs of this node use its 4096 MiB of memory"
 
     def send_error(connection: socket.socket) -> None:
@@ -81,16 +89,11 @@ def test_why_the_agent_does_not_run_the_job_now_is_told(tmp_path: Path, job: Tra
             until_all_is_there(connection)
             protocol.send(connection, ErrorMessage(code="UNAVAILABLE", message=why, retry=True))
 
-    with (
-        listening(tmp_path / "s", send_error),
-        pytest.raises(Unavailable, match=f"cannot run the job now: {why}"),
-    ):
-        run_transparent_job(str(tmp_path / "s"), job, lambda _message: None, patience=0.0)
+    with pytest.raises(Unavailable, match=f"cannot run the job now: {why}"):
+        run(job, send_error)
 
 
-def test_an_agent_that_refuses_a_job_before_all_of_it_has_come_is_heard(
-    tmp_path: Path, job: TransparentJob
-) -> None:
+def test_an_agent_that_refuses_a_job_before_all_of_it_has_come_is_heard(job: TransparentJob) -> None:
     """The error names the attribute that the job's user set."""
     Path(job.directory, "large").write_bytes(bytes(8 * 1024 * 1024))
     cast("dict[str, Any]", job.message)["boot_seconds"] = 0
@@ -103,7 +106,6 @@ def test_an_agent_that_refuses_a_job_before_all_of_it_has_come_is_heard(
             except InvalidRequest as error:
                 lease.refuse(error, retry=False)
 
-    with listening(tmp_path / "s", serve):
-        ended = run_transparent_job(str(tmp_path / "s"), job, lambda _message: None, patience=0.0)
+    ended = run(job, serve)
     assert ended.code == "INVALID_REQUEST"
     assert ended.why == "VMJobBootTimeout: must be greater than or equal to 1"
