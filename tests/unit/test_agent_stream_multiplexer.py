@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from tests.kit.sockets import listener
+from tests.kit.waiting import wait_until
 from vmjobs.agent.condor_job.stream_multiplexer import (
     MAX_CONNECTIONS,
     MAX_PENDING_BYTES,
@@ -76,16 +77,14 @@ def test_there_is_room_again_once_some_are_over(wire: Wire) -> None:
         assert connection.recv(1) == b"X"
     assert wire.connect().recv(1) == b""
     connections[0].close()
-    until = time.monotonic() + PATIENCE
-    while time.monotonic() < until:  # the close has to reach the far side and come back
-        try:
-            again = wire.connect()
+
+    def is_answered() -> bool:
+        with suppress(ConnectionError), wire.connect() as again:
             again.sendall(b"y")
-            if again.recv(1) == b"Y":
-                return
-        except ConnectionError:
-            continue
-    pytest.fail("there was no room any more")
+            return again.recv(1) == b"Y"
+        return False
+
+    wait_until(is_answered, PATIENCE)  # the close has to reach the far side and come back
 
 
 def test_who_has_said_all_still_hears_the_answer(wire: Wire) -> None:
