@@ -13,6 +13,7 @@ import pytest
 from vmjobs.agent.vm.job_disk import SIZE_UNIT, JobDescription, create_blank_disk, write_job_disk
 from vmjobs.model import InputFile, JobSpec, JobTicket
 
+CARD = InputFile(name="card", digest="sha256:" + "1" * 64, size=5)
 NASTY = 'it\'s $HOME `id` "x"\n\\end'
 
 
@@ -28,9 +29,7 @@ def job_description(of: JobTicket, endpoint: str = "") -> JobDescription:
 
 
 def test_the_disk_is_a_plain_tar_from_its_first_byte(tmp_path: Path) -> None:
-    inputs = [
-        InputFile(name=name, digest="sha256:" + "1" * 64, size=5) for name in ("sub/card", "other")
-    ]
+    inputs = [CARD.model_copy(update={"name": name}) for name in ("sub/card", "other")]
 
     def fetch(_: InputFile, disk: BinaryIO) -> None:
         disk.write(b"12345")
@@ -57,20 +56,15 @@ def test_the_time_on_the_disk_is_that_of_a_complete_disk(
         disk.write(b"12345")
         clock[0] += 3600
 
-    inputs = [InputFile(name="card", digest="sha256:" + "1" * 64, size=5)]
-    write_job_disk(tmp_path / "disk", job_description(ticket(inputs=inputs)), fetch)
+    write_job_disk(tmp_path / "disk", job_description(ticket(inputs=[CARD])), fetch)
     with tarfile.open(tmp_path / "disk") as tar:
         assert b"VMJOBS_EPOCH='1700003600'\n" in tar.extractfile("job.env").read()  # type: ignore[union-attr]
 
 
 def test_an_input_of_another_size_is_refused(tmp_path: Path) -> None:
-    inputs = [InputFile(name="card", digest="sha256:" + "1" * 64, size=5)]
+    job = job_description(ticket(inputs=[CARD]))
     with pytest.raises(OSError, match="4 bytes of 5"):
-        write_job_disk(
-            tmp_path / "disk",
-            job_description(ticket(inputs=inputs)),
-            lambda _, disk: disk.write(b"1234"),
-        )
+        write_job_disk(tmp_path / "disk", job, lambda _, disk: disk.write(b"1234"))
 
 
 def test_a_shell_reads_back_exactly_what_was_given(tmp_path: Path) -> None:
