@@ -11,7 +11,7 @@ import pytest
 
 from tests.kit.cluster_vm_orders import NOW, cluster_vm_order, cluster_vm_record
 from vmjobs.agent.cluster_vms.journal import ClusterVmJournal
-from vmjobs.agent.journal import Journal
+from vmjobs.agent.journal import Journal, sweep
 from vmjobs.cluster.vm_state import ClusterVmCode, Phase
 from vmjobs.cluster.wire import Assignment
 from vmjobs.hypervisor.base import Hypervisor
@@ -151,8 +151,6 @@ def test_a_new_vm_finds_nothing_of_the_last_but_its_console(journal: ClusterVmJo
 
 
 def test_sweeps_of_jobs_and_of_vms_leave_one_another_alone(tmp_path: Path) -> None:
-    from vmjobs.agent.journal import sweep
-
     jobs, vms = Journal(tmp_path / "runs"), ClusterVmJournal(tmp_path / "members")
     ours = vms.vm_name(CLUSTER_VM, 2)
     unknown = vms.vm_name(CLUSTER_VM, 1)

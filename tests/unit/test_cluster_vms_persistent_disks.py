@@ -35,10 +35,6 @@ def test_an_empty_disk_takes_no_room_and_is_sound(disks: Path) -> None:
     assert list(disks.parent.iterdir()) == [disks]
 
 
-def _unlink(disk: Path) -> None:
-    disk.unlink()
-
-
 def _cut_short(disk: Path) -> None:
     os.truncate(disk, SIZE - SIZE_UNIT)
 
@@ -50,7 +46,7 @@ def _replace(disk: Path) -> None:
 
 @pytest.mark.parametrize(
     ("fault", "message"),
-    [(_unlink, "is missing"), (_cut_short, "was truncated"), (_replace, "is another VM's")],
+    [(Path.unlink, "is missing"), (_cut_short, "was truncated"), (_replace, "is another VM's")],
 )
 def test_a_disk_that_is_not_the_one_is_left_alone(
     disks: Path, fault: Callable[[Path], None], message: str

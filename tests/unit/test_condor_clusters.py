@@ -56,13 +56,7 @@ class Configuration:
 
 @pytest.fixture
 def configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    made: list[Configuration] = []
-
-    def make(made_order: ClusterVmOrder) -> Configuration:
-        made.append(Configuration(tmp_path, made_order, monkeypatch))
-        return made[-1]
-
-    yield make
+    yield lambda made: Configuration(tmp_path, made, monkeypatch)
     monkeypatch.undo()
     htcondor2.reload_config()
 

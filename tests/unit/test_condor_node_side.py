@@ -327,7 +327,7 @@ def test_the_job_of_the_starters_slot(proc: Path) -> None:
     assert re.fullmatch("htc[0-9a-f]{29}", found.key)
 
 
-def test_no_two_jobs_are_called_the_same(proc: Path) -> None:
+def test_no_two_jobs_are_called_the_same() -> None:
     """Two users' jobs differ too: users cannot change their identity in a job's ad."""
     found = SlotJob("site.grid#29.0#1795314046", "ada@grid")
     assert found.key != SlotJob("site.grid#29.1#1795314046", "ada@grid").key
