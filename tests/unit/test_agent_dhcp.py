@@ -31,12 +31,8 @@ def test_a_guest_gets_its_address_for_ever(asks: int, gets: int) -> None:
     reply = answer(request(b"\x00", bytes((53, 1, asks))), NetworkMode.OUTBOUND)
     assert reply is not None
     assert len(reply) >= 300
-    assert (reply[0], reply[4:8], reply[16:20], reply[28:34]) == (
-        2,
-        b"\0\0\xab\xcd",
-        bytes((10, 0, 2, 15)),
-        CARD,
-    )
+    assert (reply[0], reply[4:8]) == (2, b"\0\0\xab\xcd")
+    assert (reply[16:20], reply[28:34]) == (bytes((10, 0, 2, 15)), CARD)
     assert options(reply) == {
         54: bytes((10, 0, 2, 100)),
         53: bytes([gets]),
@@ -49,7 +45,6 @@ def test_a_guest_gets_its_address_for_ever(asks: int, gets: int) -> None:
 
 def test_without_a_way_outside_it_is_told_of_none() -> None:
     reply = answer(request(bytes((53, 1, 1))), NetworkMode.REPOSITORY)
-    assert reply is not None
     assert {3, 6}.isdisjoint(options(reply))
 
 

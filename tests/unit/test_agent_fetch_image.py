@@ -148,7 +148,6 @@ def test_a_change_to_uml_waits_for_the_rest(tmp_path: Path, remote: Remote) -> N
         job.fetch()
         assert job.image.live is not None
         image = choose_hypervisor(job).image
-        assert image is not None
         assert image.live is None
         assert image.root.read_bytes() == noise(2 * SEGMENT_BYTES)
     cache.close()

@@ -112,7 +112,6 @@ def test_a_power_off_counts_under_its_rule_alone(
 ) -> None:
     success = success_by_rule(rule, shutdown_cause, None)
     if (rule, shutdown_cause) == (P, E.POWEROFF):
-        assert success is not None
         assert success.exit == ExitStatus(code=0, channel=ExitChannel.POWEROFF)
     else:
         assert success is None
@@ -120,7 +119,6 @@ def test_a_power_off_counts_under_its_rule_alone(
 
 def test_a_line_counts_and_is_quoted() -> None:
     success = success_by_rule(L, None, "all done")
-    assert success is not None
     outcome = judged(success)
     assert outcome.state is JobState.COMPLETED
     assert outcome.exit == ExitStatus(code=0, channel=ExitChannel.CONSOLE)

@@ -61,7 +61,6 @@ def test_all_processes_of_a_vm_that_waits_move(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(cpu_placement, "IDLE_GAP", -2.0)  # and another CPU were idle
     first, *_ = sorted(os.sched_getaffinity(0))
     with subprocess.Popen(["sh", "-c", "sleep 60 & echo; wait"], stdout=subprocess.PIPE) as shell:
-        assert shell.stdout is not None
         shell.stdout.readline()
         child = subprocess.check_output(["pgrep", "-P", str(shell.pid)], text=True)
         tasks = [shell.pid, int(child)]

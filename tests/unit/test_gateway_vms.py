@@ -16,13 +16,8 @@ from vmjobs.cluster.wire import ClusterVmReport, ClusterVmReports, PoolToken
 from vmjobs.errors import Conflict, Forbidden, InvalidSpec, NotFound, Unavailable
 from vmjobs.gateway.assignments import GatewayAssignments, GatewayVmState, ScriptStatus, vm_state
 from vmjobs.gateway.control import Message, SupervisorClient, serve_commands
-from vmjobs.gateway.directory import (
-    GatewayDirectory,
-    InstalledGateway,
-    network_files,
-    vm_id,
-)
-from vmjobs.gateway.spec import Gateway, GatewayRole, parse_gateway
+from vmjobs.gateway.directory import GatewayDirectory, InstalledGateway, network_files, vm_id
+from vmjobs.gateway.spec import GatewayRole, parse_gateway
 from vmjobs.model import Digest, HypervisorKind
 
 DIGEST = Digest("sha256:" + "1" * 64)
@@ -43,18 +38,11 @@ def faults(data: Any) -> dict[str, str]:
 
 def test_a_declaration_becomes_a_gateway() -> None:
     gateway = parse_gateway(gateway_spec())
-    assert isinstance(gateway, Gateway)
-    assert (gateway.name, gateway.domain, str(gateway.network)) == (
-        "tier3",
-        "tier3.example",
-        "10.77.0.0/24",
-    )
+    assert (gateway.name, gateway.domain) == ("tier3", "tier3.example")
+    assert str(gateway.network) == "10.77.0.0/24"
     ce, wn = gateway.machines
-    assert (ce.name, ce.role, ce.address) == (
-        "ce",
-        GatewayRole.COMPUTING_ELEMENT,
-        IPv4Address("10.77.0.10"),
-    )
+    assert (ce.name, ce.role) == ("ce", GatewayRole.COMPUTING_ELEMENT)
+    assert ce.address == IPv4Address("10.77.0.10")
     assert (wn.cpus, wn.memory, wn.disk, wn.hypervisor) == (1, 512, 2048, None)
     assert gateway.fqdn(ce) == "ce.tier3.example"
     assert gateway.of_role(GatewayRole.WORKER) == (wn,)
@@ -194,10 +182,8 @@ def test_a_service_is_up_once_its_script_says_so(assignments: GatewayAssignments
     assert shown(assignments, "ce")["state"] == GatewayVmState.UP
     assert {o.name: o.admitted for o in assignments.assignment(-1, 0).members} == {"ce": 1, "wn": 0}
     assignments.words(vm_id("ce"), 1, b"vmjobs-gateway: down no schedd\r\n")
-    assert (shown(assignments, "ce")["state"], shown(assignments, "ce")["message"]) == (
-        GatewayVmState.DOWN,
-        "no schedd",
-    )
+    assert shown(assignments, "ce")["state"] == GatewayVmState.DOWN
+    assert shown(assignments, "ce")["message"] == "no schedd"
     report(assignments, "ce", Phase.RUNNING, 2)
     assert shown(assignments, "ce")["state"] == GatewayVmState.STARTING, (
         "another machine, of which nothing is known"

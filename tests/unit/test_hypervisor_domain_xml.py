@@ -76,18 +76,13 @@ def test_our_kernel_parameters_come_last_and_so_win() -> None:
 
 def test_what_is_below_the_overlay_is_said_and_never_probed() -> None:
     below = parsed().find("devices/disk/backingStore")
-    assert below is not None
     assert below.get("type") == "file"
     by_nbd = parsed(nbd=Path("/run/work/nbd.sock")).find("devices/disk/backingStore")
-    assert by_nbd is not None
     assert by_nbd.get("type") == "network"
     host = by_nbd.find("source[@protocol='nbd']/host")
-    assert host is not None
     assert host.attrib == {"transport": "unix", "socket": "/run/work/nbd.sock"}
     for element in (below, by_nbd):
-        format = element.find("format")
-        assert format is not None
-        assert format.get("type") == "raw"
+        assert element.find("format").get("type") == "raw"
 
 
 @pytest.mark.parametrize("method", [BootMethod.BIOS, BootMethod.UEFI])
@@ -107,7 +102,6 @@ def test_firmware_boots_the_disk(method: BootMethod) -> None:
 def test_kvm_passes_the_processor_through_but_what_is_hidden() -> None:
     text = domain_xml(MACHINE, "kvm", Path("/o"), board("x86_64"), hidden_features=("md-clear",))
     feature = ET.fromstring(text).find("cpu[@mode='host-passthrough']/feature")  # noqa: S314
-    assert feature is not None
     assert feature.attrib == {"policy": "disable", "name": "md-clear"}
 
 
@@ -125,11 +119,9 @@ def test_the_root_file_system_may_be_in_a_partition() -> None:
 
 def test_every_format_is_pinned() -> None:
     disks = parsed().findall("devices/disk")
-    drivers = [disk.find("driver") for disk in disks]
-    assert [driver.get("type") for driver in drivers if driver is not None] == ["qcow2", "raw", "raw"]
+    assert [disk.find("driver").get("type") for disk in disks] == ["qcow2", "raw", "raw"]
     assert [disk.find("readonly") is not None for disk in disks] == [False, True, False]
-    targets = [disk.find("target") for disk in disks]
-    assert [target.get("dev") for target in targets if target is not None] == ["vda", "vdb", "vdc"]
+    assert [disk.find("target").get("dev") for disk in disks] == ["vda", "vdb", "vdc"]
 
 
 def test_console_is_appended_and_commas_do_no_harm() -> None:

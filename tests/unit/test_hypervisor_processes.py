@@ -142,7 +142,6 @@ def test_it_is_no_descendant_and_its_environment_names_nobody(
     for pid in [process.pid, parent(process.pid)]:
         assert b"_CONDOR_" not in Path(f"/proc/{pid}/environ").read_bytes()
     found = procs.read(process.pid)
-    assert found is not None
     assert found.is_leader
 
 
@@ -158,7 +157,6 @@ def test_what_it_has_used_is_told_with_its_end(shells: Shells) -> None:
     work = 'x = "x" * (48 << 20); n = 0\nwhile n < 3_000_000: n += 1'
     process = shells(f"{sys.executable} -c '{work}'; exit 0")
     used = process.used(60)
-    assert used is not None
     assert used.cpu_seconds > 0.05
     assert 48 << 20 < used.memory < 256 << 20
     goes_on = shells("exec sleep 60")
@@ -243,7 +241,6 @@ process.status(60)
 def test_it_goes_on_when_whoever_asked_is_killed_and_what_started_it_ends_with_it() -> None:
     command = asker(["sleep", "60"], "print(process.pid, flush=True)")
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as asked:
-        assert asked.stdout is not None
         pid = int(asked.stdout.readline())
         launcher = parent(pid)
         asked.kill()
