@@ -9,6 +9,7 @@ import pytest
 
 from condor.gateway import CHECK_KEY, POOL_KEY, STORAGE_KEY, GatewayKit
 from condor.pool.idtoken import create_token, sign
+from tests.kit.gateway_specs import gateway_spec
 from tests.kit.idtokens import claims_of
 from vmjobs.errors import Forbidden, InvalidSpec
 from vmjobs.gateway.spec import Gateway, GatewayRole, parse_gateway
@@ -38,26 +39,19 @@ PEOPLE = {"ada": {"keys": ["ssh-ed25519 " + "A" * 68 + " ada@laptop"]}, "bob": {
 def gateway(
     *vms: str,
     ce: dict[str, Any] | None = None,
-    host: str = "",
+    host: str | None = None,
     people: Any = PEOPLE,
     **more: tuple[str, str],
 ) -> Gateway:
     """A gateway with these VMs of ROLES, and more. ce: further fields of that VM."""
     chosen = {name: ROLES[name] for name in vms or ROLES} | more
-    return parse_gateway(
-        {
-            "gateway": "tier3",
-            "domain": "tier3.example",
-            "network": "10.77.0.0/24",
-            **({"host": host} if host else {}),
-            "people": people,
-            "machines": {
-                name: {"role": role, "image": "any", "address": address}
-                | ((ce or {}) if name == "ce" else {})
-                for name, (role, address) in chosen.items()
-            },
-        }
-    )
+    machines: dict[str, Any] = {
+        name: {"role": role, "image": "any", "address": address}
+        for name, (role, address) in chosen.items()
+    }
+    if ce:
+        machines["ce"] |= ce
+    return parse_gateway(gateway_spec(host=host, people=people, machines=machines))
 
 
 @pytest.fixture
@@ -211,11 +205,11 @@ def test_a_computing_element_that_is_published_says_where_it_is_reached(
     [
         ([9700, 9701], "192.0.2.5", ["machines.ce.publish"]),
         (["9700:9618"], "192.0.2.5", ["machines.ce.publish"]),
-        ([9618], "", ["host"]),
+        ([9618], None, ["host"]),
     ],
 )
 def test_a_computing_element_publishes_its_own_port(
-    kit: GatewayKit, publish: list[Any], host: str, fields: list[str]
+    kit: GatewayKit, publish: list[Any], host: str | None, fields: list[str]
 ) -> None:
     with pytest.raises(InvalidSpec) as caught:
         kit.secrets(gateway(ce={"publish": publish}, host=host))
