@@ -36,8 +36,6 @@ def test_the_schedds_policy_uses_the_same_words() -> None:
     text = config("schedd")
     for word in (names.VM_STATE, names.VM_SUBCODE, names.VM_REASON, names.WANTED_IMAGE):
         assert word in text
-    assert f'=?= "{outcomes.HOLD}"' in text
-    assert f'=?= "{outcomes.AGAIN}"' in text
     lost = outcomes.OUTCOMES[outcomes.EXEC_LOST]
     assert f'ChirpVMSubCode =?= {lost.subcode}, strcat("{outcomes.EXEC_LOST}: {lost.why}; ' in text
     assert f"SET ChirpVMSubCode {lost.subcode}\n" in text
