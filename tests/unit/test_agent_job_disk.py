@@ -24,8 +24,8 @@ def ticket(**fields: object) -> JobTicket:
     )
 
 
-def job_description(of: JobTicket, endpoint: str = "") -> JobDescription:
-    return JobDescription(ticket=of, endpoint=endpoint, token="secret", sentinel="5e")
+def job_description(of: JobTicket) -> JobDescription:
+    return JobDescription(ticket=of, endpoint="", token="secret", sentinel="5e")
 
 
 def test_the_disk_is_a_plain_tar_from_its_first_byte(tmp_path: Path) -> None:

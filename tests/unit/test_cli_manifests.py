@@ -27,9 +27,9 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def found(text: str | bytes, name: str = "c.yaml") -> tuple[ManifestFinding, ...]:
-    Path(name).write_bytes(text if isinstance(text, bytes) else text.encode())
-    return read_clusters([name]).findings
+def found(text: str | bytes) -> tuple[ManifestFinding, ...]:
+    Path("c.yaml").write_bytes(text if isinstance(text, bytes) else text.encode())
+    return read_clusters(["c.yaml"]).findings
 
 
 def told(text: str | bytes) -> list[str]:

@@ -35,12 +35,9 @@ MACHINE = VmConfig(
 
 
 def parsed(
-    machine: VmConfig = MACHINE,
-    kind: str = "qemu",
-    uefi: Firmware | None = None,
-    nbd: Path | None = None,
+    machine: VmConfig = MACHINE, uefi: Firmware | None = None, nbd: Path | None = None
 ) -> ET.Element:
-    text = domain_xml(machine, kind, Path("/run/overlay"), board("x86_64"), uefi, nbd)
+    text = domain_xml(machine, "qemu", Path("/run/overlay"), board("x86_64"), uefi, nbd)
     return ET.fromstring(text)  # noqa: S314
 
 
