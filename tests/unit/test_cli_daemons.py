@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,14 +11,8 @@ import pytest
 from tests.kit.cli import Run
 
 
-@pytest.fixture
-def refused(typed: Run) -> Callable[..., str]:
-    """Run a command whose settings do not fit; return the error."""
-    return lambda *words: typed(*words, code=78).err
-
-
 def test_a_second_agent_leaves_alone_what_the_first_one_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: Run
 ) -> None:
     state = tmp_path / "state"
     theirs = state / "handed" / "condor.17" / "tree"
@@ -30,13 +23,13 @@ def test_a_second_agent_leaves_alone_what_the_first_one_has(
     monkeypatch.setenv("VMJOBS_IMAGE_DIR", str(tmp_path / "images"))
     with (state / "agent.lock").open("ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        assert f"state_dir: another agent already uses {state} [" in refused("agent")
+        assert f"state_dir: another agent already uses {state} [" in typed("agent", code=78).err
     assert theirs.exists()
     assert (state / "runs" / "ab").exists()
 
 
 def test_an_agent_without_nbdkit_starts_nothing_lazily(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: Run
 ) -> None:
     settings = {"STATE_DIR": "state", "AGENT_TOKEN_FILE": "token", "LAZY_START": "true"}
     monkeypatch.chdir(tmp_path)
@@ -44,16 +37,16 @@ def test_an_agent_without_nbdkit_starts_nothing_lazily(
     for name, value in settings.items():
         monkeypatch.setenv(f"VMJOBS_{name}", value)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert "lazy_start: nbdkit is not installed" in refused("agent")
+    assert "lazy_start: nbdkit is not installed" in typed("agent", code=78).err
 
 
 def test_a_builder_does_not_run_as_root(
-    path: Path, monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str]
+    path: Path, monkeypatch: pytest.MonkeyPatch, typed: Run
 ) -> None:
     monkeypatch.setenv("VMJOBS_CONFIG", "/dev/null")
     monkeypatch.setenv("VMJOBS_DATA_DIR", str(path))
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    error = refused("worker", "--builds")
+    error = typed("worker", "--builds", code=78).err
     assert "does not run as root" in error
     assert "setpriv" in error
     assert not path.exists()  # root has created nothing

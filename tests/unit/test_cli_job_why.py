@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,6 @@ from vmjobs.wire import EventList, JobPage, Visibility
 
 __all__ = ["service"]
 
-Lines = Callable[..., list[str]]
 ID = "01a1f81eb7e8ea63d2bb0afdf929c0d1"
 
 
@@ -55,15 +53,9 @@ def why(typed: Run) -> Run:
     return partial(typed, "job", "why")
 
 
-@pytest.fixture
-def lines(why: Run) -> Lines:
-    """The lines of ``vmjobs job why``, which finds the job."""
-    return lambda *words: why(*words, code=0).lines
-
-
-def test_a_job_that_is_too_large(have: Any, lines: Lines) -> None:
+def test_a_job_that_is_too_large(have: Any, why: Run) -> None:
     have(daemons(queued(RequestMemory="8192"), nodes=[node("n1"), node("n2")]))
-    assert lines("3.0") == [
+    assert why("3.0", code=0).lines == [
         "3.0 is idle: it asks for 8192 MiB of memory, and no node has more than 4096 (n1) [TOO_LARGE]",
         "also: its image hep was not checked: this host has no token for the service; the "
         "node checks it [IMAGE_UNCHECKED]",
@@ -89,7 +81,7 @@ def test_the_same_for_programs(have: Any, why: Run) -> None:
     assert set(found["clauses"][0]) == {"side", "text", "nodes", "job", "node"}
 
 
-def test_a_cluster_and_a_site(have: Any, lines: Lines) -> None:
+def test_a_cluster_and_a_site(have: Any, why: Run) -> None:
     copied = {"JobUniverse": "9", "GridResource": '"condor site.grid cm"', "JobStatus": "1"}
     said = daemons(
         queued(3, 0, **copied, GridJobId='"condor site.grid cm 7.0"', GlobalJobId='"here#3.0#1"'),
@@ -98,17 +90,18 @@ def test_a_cluster_and_a_site(have: Any, lines: Lines) -> None:
     said.schedds["site.grid"] = Schedd([queued(7, 0, JobStatus="7")])
     said.collectors["cm"] = said.collectors[""]
     have(said)
-    shown = lines("3")
+    shown = why("3", code=0).lines
     assert shown[0].startswith("3.0 is idle, and as 7.0 at site.grid: it is suspended")
     assert shown[1] == "its cluster has 1 idle, 1 running"
 
 
-def test_other_daemons_are_asked(have: Any, lines: Lines, why: Run) -> None:
+def test_other_daemons_are_asked(have: Any, why: Run) -> None:
     said = daemons()
     said.schedds["far"] = Schedd([queued(JobStatus="2", GlobalJobId="")])
     said.collectors["cm"] = said.collectors[""]
     have(said)
-    assert lines("3.0", "--schedd", "far", "--pool", "cm") == ["3.0 is running: it runs [RUNNING]"]
+    found = why("3.0", "--schedd", "far", "--pool", "cm", code=0)
+    assert found.lines == ["3.0 is running: it runs [RUNNING]"]
     assert why("3.0").code == NotFound.exit_code
     assert why("3.0", "--pool", "nowhere").code == Unavailable.exit_code
 
@@ -159,11 +152,11 @@ def a_job(state: JobState, code: ReasonCode, message: str = "", **more: Any) -> 
 REF = CondorRef(schedd="submit.grid", cluster=3, proc=0, grid_job_id="condor site.grid cm 7.0")
 
 
-def test_a_job_of_the_service_that_does_not_wait(service: Service, lines: Lines, why: Run) -> None:
+def test_a_job_of_the_service_that_does_not_wait(service: Service, why: Run) -> None:
     message = "it panicked\nlast words"
     job = a_job(JobState.FAILED, ReasonCode.KERNEL_PANIC, message, condor=REF, attempts=2)
     has_job(service, job)
-    shown = lines(ID)
+    shown = why(ID, code=0).lines
     assert shown[0] == f"{ID} is FAILED: it panicked [KERNEL_PANIC]"
     assert "route: grid" in shown
     assert "in HTCondor: 3.0 at submit.grid, at its site condor site.grid cm 7.0" in shown
@@ -174,31 +167,31 @@ def test_a_job_of_the_service_that_does_not_wait(service: Service, lines: Lines,
     assert shown[-1] == "- action needed by: user; docs/troubleshooting.md explains the code"
 
 
-def test_a_job_of_the_service_that_waits_in_htcondor(service: Service, have: Any, lines: Lines) -> None:
+def test_a_job_of_the_service_that_waits_in_htcondor(service: Service, have: Any, why: Run) -> None:
     has_job(service, a_job(JobState.QUEUED, ReasonCode.SCHEDULED, "queued as 3.0", condor=REF))
     said = daemons(nodes=[node(HasVMJobs="false")])
     said.schedds["submit.grid"] = Schedd([queued(VMJobImage="", VMJobPolicy="", VMJobsId=f'"{ID}"')])
     have(said)
-    shown = lines(ID)
+    shown = why(ID, code=0).lines
     assert shown[0].startswith(f"{ID} is QUEUED: vmjobs works on no node: on node1.grid the agent")
     assert shown[1] == "also: queued as 3.0 [SCHEDULED]"
     assert "TARGET.HasVMJobs =?= true job 1 of 1: node1.grid node: HasVMJobs = false" in shown
 
 
 def test_a_job_of_the_service_whose_schedd_cannot_be_asked(
-    service: Service, have: Any, lines: Lines
+    service: Service, have: Any, why: Run
 ) -> None:
     has_job(service, a_job(JobState.HELD, ReasonCode.SCHEDULER_HELD, "policy", condor=REF))
     have(daemons())
-    shown = lines(ID)
+    shown = why(ID, code=0).lines
     assert shown[0] == f"{ID} is HELD: policy [SCHEDULER_HELD]"
     assert shown[1].startswith("also: HTCondor cannot be asked from this host: ")
     assert "- on a host of the pool: vmjobs job why 3.0 --schedd submit.grid" in shown
 
 
-def test_a_job_that_the_service_has_not_queued(service: Service, lines: Lines, why: Run) -> None:
+def test_a_job_that_the_service_has_not_queued(service: Service, why: Run) -> None:
     has_job(service, a_job(JobState.QUEUED, ReasonCode.SUBMITTED, "accepted"))
-    shown = lines(ID)
+    shown = why(ID, code=0).lines
     assert shown[0].endswith("has not submitted it to its schedd yet [NOT_DISPATCHED]")
     assert why("0" * 32).code == NotFound.exit_code
 
