@@ -1,4 +1,4 @@
-"""The endpoint that an agent offers to one guest, over its real Unix socket."""
+"""What a guest asks and tells at the endpoint that its agent offers."""
 
 from __future__ import annotations
 
