@@ -33,7 +33,7 @@ def after(guard: FailureBackoff, *failures: VmFailures) -> FailureBackoff:
     return guard
 
 
-REJECTED, NO_NODE_DISK = ClusterVmCode.IMAGE_REJECTED, ClusterVmCode.NODE_FAILED
+NO_NODE_DISK = ClusterVmCode.NODE_FAILED
 #: A backoff, the failures, and its state after them.
 TABLE: dict[str, tuple[FailureBackoff, list[VmFailures], BackoffState]] = {
     "two failures": (PAIR, [failed(), failed()], OPEN),

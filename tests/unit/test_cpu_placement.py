@@ -10,8 +10,6 @@ import pytest
 from vmjobs.hypervisor.uml import cpu_placement
 from vmjobs.hypervisor.uml.cpu_placement import CpuPlacement, choose, find_better, idle_shares
 
-FOUR = {0, 1, 2, 3}
-
 
 @pytest.mark.parametrize(
     ("idle", "recent", "vms", "chosen"),
@@ -25,7 +23,7 @@ FOUR = {0, 1, 2, 3}
 def test_a_new_vm_gets_the_cpu_with_the_least_load(
     idle: dict[int, float], recent: dict[int, int], vms: dict[int, int], chosen: int
 ) -> None:
-    assert choose(FOUR, idle, recent, vms) == chosen
+    assert choose({0, 1, 2, 3}, idle, recent, vms) == chosen
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,6 @@ from vmjobs.hypervisor.libvirt import kvm
 from vmjobs.hypervisor.probe import boot_probe
 from vmjobs.model import HypervisorKind
 
-DEADLINE = 0.2
-
 
 class Guest:
     """A driver whose guest prints these words, and runs until a deadline or ends at once."""
@@ -44,7 +42,7 @@ def test_a_guest_that_was_booting_is_slow(
     driver: Any = Guest(words, ends)
     kernel = tmp_path / "kernel"
     kernel.touch()
-    found = boot_probe(driver, version=lambda: "1", deadline=DEADLINE, kernel=kernel)
+    found = boot_probe(driver, version=lambda: "1", deadline=0.2, kernel=kernel)
     assert (found.works, found.is_slow) == (False, is_slow), found.detail
     assert (words.strip() or "nothing heard") in found.detail
 
