@@ -15,10 +15,6 @@ from vmjobs.errors import Unauthenticated
 from vmjobs.model import MIB
 
 
-def test_a_node_without_a_fault_says_nothing(tmp_path: Path) -> None:
-    assert NodeChecks(tmp_path, tmp_path / "images", ["root"]).faults() == {}
-
-
 def test_an_account_that_is_missing_among_others(tmp_path: Path) -> None:
     """HTCondor runs each person's jobs under an account of their own."""
     said = NodeChecks(tmp_path, tmp_path / "images", ["root", "no-such-account"]).faults()
