@@ -42,12 +42,7 @@ def door(request: pytest.FixtureRequest) -> tuple[str, int]:
 
 
 @pytest.mark.parametrize(
-    "framing",
-    [
-        "Content-Length: 900000",
-        "Transfer-Encoding: chunked",
-        "Content-Length: 900000\r\nExpect: 100-continue",
-    ],
+    "framing", ["Content-Length: 900000", CHUNKED, "Content-Length: 900000\r\nExpect: 100-continue"]
 )
 @pytest.mark.parametrize(
     "token", ["", "Authorization: Bearer another\r\n", f"Authorization: Bearer {TOKEN}\r\n" * 2]
