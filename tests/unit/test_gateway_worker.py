@@ -50,6 +50,7 @@ def test_a_node_is_added_again_for_another_token_and_removed_once(
     assert token()["sub"] != first["sub"], "tokens of before stay refused"
 
 
+@pytest.mark.parametrize("command", ["add", "remove"])
 @pytest.mark.parametrize(
     ("node", "why", "code"),
     [
@@ -59,8 +60,8 @@ def test_a_node_is_added_again_for_another_token_and_removed_once(
     ],
 )
 def test_a_name_that_is_none_or_taken_is_refused(
-    typed: Run, place: GatewayDirectory, node: str, why: str, code: int
+    typed: Run, place: GatewayDirectory, command: str, node: str, why: str, code: int
 ) -> None:
-    done = typed("gateway", "worker", "add", node, "--state-dir", place.directory, code=code)
+    done = typed("gateway", "worker", command, node, "--state-dir", place.directory, code=code)
     assert why in done.err
     assert not [name for name in place.secrets() if name.startswith("node-")]

@@ -79,10 +79,11 @@ def remove(node: str, name: str | None, state_dir: Path | None) -> None:
     """Refuse NODE and its token from now on. Its jobs run again elsewhere."""
     place = find_gateway(name, state_dir)
     gateway = place.installed().gateway
+    _check_name(gateway, node)
     with _lock(place):
         known = node_names(place.secrets())
         place.remove_secret(NODE_PREFIX + node)
-        _update(place, gateway, node if node in known else "")
+        _update(place, gateway, node)  # an earlier command may have been killed before this
     if node not in known:
         listing = ", ".join(known) or "none"
         raise NotFound(f"{node} is no node of {gateway.name}", hint=f"its nodes: {listing}")
