@@ -7,8 +7,6 @@ import re
 import shlex
 import socket
 import subprocess
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import requests
@@ -17,14 +15,15 @@ from images.build.builder import build
 from images.store.image_store import ImageStore
 from tests.kit import ROOT
 from tests.kit.cli import VMJOBS
-from tests.kit.cluster_vm_node import UML, clear, cluster_vm_guest
-from tests.kit.gateway_site import IMAGES, SECONDS, Site, declaration
+from tests.kit.cluster_vm_node import UML
+from tests.kit.gateway_site import IMAGES, SECONDS, Site, declaration, site
 from tests.kit.hypervisors import host_addresses
 from tests.kit.sockets import free_ports
 from tests.kit.waiting import wait_until
 from vmjobs.agent.journal import vm_name_prefix
 from vmjobs.gateway.control import SupervisorClient
-from vmjobs.gateway.directory import GatewayDirectory
+
+__all__ = ["site"]
 
 SERVICE = """\
 gateway: web
@@ -49,18 +48,6 @@ machines:
       wait
     check: busybox wget -q -O /dev/null http://127.0.0.1/page
 """
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
-    cluster_vm_guest()
-    made = Site(tmp_path, [])
-    yield made
-    for process in made.supervisors:
-        process.kill()
-        process.wait()
-    for place in tmp_path.glob("**/state/gateways/*"):
-        clear(vm_name_prefix(GatewayDirectory(place).vms))
 
 
 def test_a_gateway_lives(site: Site) -> None:

@@ -5,18 +5,16 @@ from __future__ import annotations
 import json
 import shlex
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import requests
 
 from tests.kit.cli import VMJOBS
-from tests.kit.cluster_vm_node import clear, cluster_vm_guest
-from tests.kit.gateway_site import SECONDS, Site
+from tests.kit.gateway_site import SECONDS, Site, site
 from tests.kit.sockets import free_ports
 from tests.kit.waiting import wait_until
-from vmjobs.agent.journal import vm_name_prefix
+
+__all__ = ["site"]
 
 pytestmark = pytest.mark.soak
 
@@ -43,17 +41,9 @@ def service(address: str, port: int, wildness: str, **more: object) -> dict[str,
     return of_image | {"address": address, "publish": [f"{port}:80"], "run": "\n".join(run)} | more
 
 
-@pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
-    cluster_vm_guest()
-    made = Site(tmp_path, [], program=(VMJOBS, "gateway"))
-    yield made
-    made.run("delete", "--yes")
-    clear(vm_name_prefix(made.place("wild").vms))
-
-
 @pytest.mark.parametrize("kind", WILDNESS)
 def test_the_other_answers(site: Site, kind: str) -> None:
+    site.program = (VMJOBS, "gateway")
     calm, wild = free_ports(2)
     limits = {"cpu_percent": 50, "disk_mib_s": 20, "network_mbit_s": 50}
     machines = {
@@ -73,3 +63,4 @@ def test_the_other_answers(site: Site, kind: str) -> None:
     if kind == "panic":
         wait_until(lambda: site.shown("wild")["wild"]["incarnation"] > 1, SECONDS, "it boots again")
     site.do("stop")
+    site.do("delete", "--yes")

@@ -7,15 +7,20 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from images.store.image_store import ImageStore
 from tests.kit import KIT, ROOT
 from tests.kit.cli import Done, vmjobs
+from tests.kit.cluster_vm_node import clear, cluster_vm_guest
 from tests.kit.waiting import wait_until
+from vmjobs.agent.journal import vm_name_prefix
 from vmjobs.errors import Unavailable
 from vmjobs.gateway.control import SupervisorClient
 from vmjobs.gateway.directory import GatewayDirectory
@@ -117,3 +122,19 @@ class Site:
 
     def said(self, name: str, vm: str) -> str:
         return self.do("console", vm, "--gateway", name)
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    cluster_vm_guest()
+    made = Site(tmp_path, [])
+    yield made
+    for process in made.supervisors:
+        process.kill()
+        process.wait()
+    for path in tmp_path.glob("**/state/gateways/*"):
+        place = GatewayDirectory(path)
+        # One in the background would boot the VMs again.
+        with suppress(Unavailable), SupervisorClient(place.control) as control:
+            control.ask("quit")
+        clear(vm_name_prefix(place.vms))
