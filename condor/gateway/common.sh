@@ -185,7 +185,7 @@ watch() {
 
 # report_fullness: report how full $data is, in percent, in steps of five. Room that was made goes back to the host.
 report_fullness() {
-    full=$(busybox df -P "$data" | awk 'NR == 2 { print int($5 / 5) * 5 }')
+    full=$(busybox df -P "$data" | busybox awk 'NR == 2 { print int($5 / 5) * 5 }')
     [ -n "$full" ] && [ "$full" != "$last_full" ] || return
     say "full $full"
     # The file system discards blocks whose end its journal has on disk.

@@ -264,7 +264,8 @@ def wait_for_vms(
                     last[name] = text
             waiting = [name for name in names if vms[name]["state"] != state]
             status.update(f"waiting for {', '.join(waiting)}")
-            if all([has_failed(name) for name in waiting]):  # noqa: C419 - it counts for each
+            failed = [name for name in waiting if has_failed(name)]
+            if failed == waiting:
                 break
     return [(name, vms[name]) for name in names if vms[name]["state"] != state]
 
@@ -276,11 +277,6 @@ def end_idle_supervisor(control: SupervisorClient) -> None:
         control.ask("idle")
 
 
-def running_vms(place: GatewayDirectory) -> set[str]:
-    """The names of the gateway's VMs that run, by its records alone."""
-    return {name for name, record in place.records().items() if record.phase in ALIVE_PHASES}
-
-
 def is_stopped(place: GatewayDirectory) -> bool:
     """Whether no VM of the gateway runs, by its records alone."""
-    return not running_vms(place)
+    return not any(record.phase in ALIVE_PHASES for record in place.records().values())
