@@ -210,7 +210,8 @@ class Volley:
         Returns the numbers of the completed jobs.
         """
         lines = self._history("ProcId", "JobStatus", "ExitBySignal", "ExitCode").splitlines()
-        ads = [line.split() for line in lines]
+        # A schedd that dies just after it has recorded an end does it again.
+        ads = [line.split() for line in sorted(set(lines))]
         ends = {int(number): end for number, *end in ads}
         assert (len(ads), set(ends)) == (len(ends), set(range(self.jobs["unchanged"]))), ads
         told, completed = self.desk.read("log"), set()
@@ -254,7 +255,7 @@ class Volley:
                 at_schedd = self.grid.api.job(job.id).condor
                 assert (state, at_schedd) == (JobState.CANCELED, None), "HTCondor never had it"
                 continue
-            # A schedd that dies just after it has recorded an end does it again.
+            # An end may be there twice, as above.
             ((status, exit),) = set(zip(found[::2], found[1::2], strict=True))
             assert (status == REMOVED) == (state is JobState.CANCELED), (job.id, state, found)
             # The exit code of a removed job's process, if HTCondor learned it, is not the job's end.
