@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
@@ -34,10 +33,9 @@ from images.store.files import (
     write_atomically,
 )
 from vmjobs.errors import DigestMismatch, InvalidRequest, NotFound
+from vmjobs.file_clone import clone_file
 
 _DIGEST: Final = re.compile(r"tree:[0-9a-f]{64}")
-#: ioctl_ficlone(2): a file shares the disk blocks of another.
-_FICLONE: Final = 0x40049409
 
 
 @dataclass(frozen=True)
@@ -105,7 +103,7 @@ class ContentFolder:
         if not stat.S_ISREG(status.st_mode):
             raise InvalidRequest("cannot store the file: it is not a regular file")
         with temporary(self.temporary) as (target, path):
-            if _clone(source, target):
+            if clone_file(source, target):
                 layout = compute_layout(target, os.fstat(target.fileno()).st_size, on_write)
             else:
                 buffer, count = bytearray(SEGMENT_BYTES), -(-status.st_size // SEGMENT_BYTES)
@@ -234,14 +232,6 @@ def _hex_digits(digest: str) -> str:
 
 def _layout_path(path: Path) -> Path:
     return path.with_suffix(".layout")
-
-
-def _clone(source: BinaryIO, target: BinaryIO) -> bool:
-    try:
-        fcntl.ioctl(target.fileno(), _FICLONE, source.fileno())
-    except OSError:
-        return False  # a different file system, or one without clones
-    return True
 
 
 def _write_segments(

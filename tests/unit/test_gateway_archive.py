@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import tarfile
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import zstandard
 
 from vmjobs.errors import DigestMismatch, InvalidRequest
 from vmjobs.gateway.archive import (
+    RESERVED_BYTES,
     ArchiveFile,
     ArchiveWriter,
     Extents,
@@ -19,6 +21,7 @@ from vmjobs.gateway.archive import (
     read_archive,
     read_extents,
     replace_file,
+    take_snapshot,
     write_disk,
 )
 
@@ -40,7 +43,8 @@ def written(disk: Path | None = None) -> bytes:
     archive = ArchiveWriter(sink)
     archive.add("gateway.json", b"{}")
     if disk is not None:
-        archive.add_disk("machines/ce/scratch.disk", disk)
+        with disk.open("rb") as file:
+            archive.add_disk("machines/ce/scratch.disk", file)
     archive.finish()
     return sink.getvalue()
 
@@ -160,11 +164,30 @@ def test_data_that_the_map_does_not_know_is_refused(tmp_path: Path) -> None:
 
 
 def test_extents_are_where_data_is(tmp_path: Path) -> None:
-    found = read_extents(sparse(tmp_path / "disk"))
+    with sparse(tmp_path / "disk").open("rb") as file:
+        found = read_extents(file)
     assert found.size == SIZE
     assert 5004 <= found.data <= 65536
-    (tmp_path / "empty").touch()
-    assert read_extents(tmp_path / "empty") == Extents(size=0, extents=())
+    with (tmp_path / "empty").open("w+b") as file:
+        assert read_extents(file) == Extents(size=0, extents=())
+
+
+def test_a_snapshot_stays_as_the_disk_was(tmp_path: Path) -> None:
+    disk = sparse(tmp_path / "disk")
+    before = disk.read_bytes()
+    snapshot = take_snapshot(disk)
+    assert snapshot is not None
+    disk.write_bytes(b"later")
+    with snapshot:
+        assert snapshot.read() == before
+        assert os.fstat(snapshot.fileno()).st_blocks * 512 < 1024 * 1024
+    assert list(tmp_path.iterdir()) == [disk], "it has no name"
+
+
+def test_a_snapshot_leaves_room_for_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vmjobs.gateway.archive.clone_file", lambda _source, _target: False)
+    monkeypatch.setattr("vmjobs.gateway.archive.free_bytes", lambda _directory: RESERVED_BYTES)
+    assert take_snapshot(sparse(tmp_path / "disk")) is None
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:

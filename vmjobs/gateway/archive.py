@@ -14,13 +14,14 @@ import hashlib
 import os
 import tarfile
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, BinaryIO, Final
 
 import zstandard
 
 from vmjobs.errors import Conflict, DigestMismatch, InvalidRequest, StorageFull
+from vmjobs.file_clone import clone_file
 from vmjobs.model import FrozenModel
 from vmjobs.paths import check_path
 
@@ -35,8 +36,9 @@ MAX_FILES: Final = 2000
 MAX_DISK: Final = 1 << 46
 #: Maximum memory for decompression, in bytes.
 MAX_WINDOW: Final = 128 * 1024 * 1024
-#: Bytes that restoring a backup leaves free on the file system.
+#: Bytes that backing up and restoring leave free on the file system of the disks.
 RESERVED_BYTES: Final = 64 * 1024 * 1024
+
 
 ByteCallback = Callable[[int], object]
 
@@ -77,16 +79,54 @@ class Manifest(FrozenModel):
     files: dict[str, FileDigest]
 
 
-def read_extents(path: Path) -> Extents:
+def read_extents(file: BinaryIO) -> Extents:
     found: list[tuple[int, int]] = []
-    with path.open("rb") as file:
-        size, offset = os.fstat(file.fileno()).st_size, 0
-        with suppress(OSError):  # ENXIO: only a hole is left
-            while offset < size:
-                start = os.lseek(file.fileno(), offset, os.SEEK_DATA)
-                offset = os.lseek(file.fileno(), start, os.SEEK_HOLE)
-                found.append((start, offset - start))
+    size, offset = os.fstat(file.fileno()).st_size, 0
+    with suppress(OSError):  # ENXIO: only a hole is left
+        while offset < size:
+            start = os.lseek(file.fileno(), offset, os.SEEK_DATA)
+            offset = os.lseek(file.fileno(), start, os.SEEK_HOLE)
+            found.append((start, offset - start))
     return Extents(size=size, extents=tuple(found))
+
+
+def take_snapshot(path: Path) -> BinaryIO | None:
+    """Copy a disk into a file without a name, beside it; None: this file system cannot, or is too full.
+
+    File systems with reflinks copy no data. The copy is gone when it is closed, or its process killed.
+    """
+    with ExitStack() as on_failure, suppress(OSError):
+        disk = on_failure.enter_context(path.open("rb"))
+        handle = os.open(path.parent, os.O_TMPFILE | os.O_RDWR, 0o600)
+        snapshot = on_failure.enter_context(os.fdopen(handle, "w+b"))
+        if clone_file(disk, snapshot) or _copy_data(disk, snapshot, free_bytes(path.parent)):
+            on_failure.pop_all()
+            disk.close()
+            return snapshot
+    return None
+
+
+def free_bytes(directory: Path) -> int:
+    """Bytes that users may still write to the file system of a directory."""
+    found = os.statvfs(directory)
+    return found.f_bavail * found.f_frsize
+
+
+def _copy_data(source: BinaryIO, target: BinaryIO, room: int) -> bool:
+    """Copy a sparse file, without Python between its bytes; return whether it fits into the room."""
+    extents = read_extents(source)
+    if room < extents.data + RESERVED_BYTES:
+        return False
+    for offset, length in extents.extents:
+        done = 0
+        while done < length:
+            place = offset + done
+            copied = os.copy_file_range(source.fileno(), target.fileno(), length - done, place, place)
+            if not copied:
+                return False
+            done += copied
+    target.truncate(extents.size)
+    return True
 
 
 class ArchiveWriter:
@@ -101,18 +141,17 @@ class ArchiveWriter:
         """Add a small file."""
         self._add(name, len(data), [data])
 
-    def add_disk(self, name: str, path: Path) -> None:
+    def add_disk(self, name: str, file: BinaryIO) -> None:
         """Add a sparse file, which must not change meanwhile.
 
         Raises:
             Conflict: it changed.
         """
-        extents = read_extents(path)
+        extents = read_extents(file)
         self.add(f"{name}.map", extents.model_dump_json().encode())
-        with path.open("rb") as file:
-            self._add(f"{name}.data", extents.data, self._read(file, extents))
-            if os.fstat(file.fileno()).st_size != extents.size:
-                raise Conflict(f"{path} changed while it was copied")
+        self._add(f"{name}.data", extents.data, self._read(file, extents))
+        if os.fstat(file.fileno()).st_size != extents.size:
+            raise Conflict(f"{name} changed while it was copied")
 
     def finish(self) -> None:
         """Write the manifest and the end of the archive."""
@@ -259,8 +298,7 @@ def write_disk(content: ArchiveFile, extents: Extents, path: Path) -> None:
     """
     if extents.data != content.size:
         raise InvalidRequest(f"{content.name} in the backup has another size than its map")
-    there = os.statvfs(path.parent)
-    if there.f_bavail * there.f_frsize < content.size + RESERVED_BYTES:
+    if free_bytes(path.parent) < content.size + RESERVED_BYTES:
         raise StorageFull(f"{path.parent} has no room for {content.size} bytes of {content.name}")
     with path.open("xb") as file:
         for offset, length in extents.extents:
