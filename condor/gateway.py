@@ -101,11 +101,7 @@ class GatewayKit:
         raise Forbidden(f"a {vm.role} needs no token")
 
     def person_token(self, gateway: Gateway, person: str, secrets: Mapping[str, bytes]) -> PoolToken:
-        if person not in gateway.people:
-            known = ", ".join(gateway.people) or "none"
-            raise NotFound(
-                f"{person} is none of the people of {gateway.name}", hint=f"its people: {known}"
-            )
+        gateway.check_person(person)
         if not gateway.of_role(GatewayRole.COMPUTING_ELEMENT):
             raise NotFound(f"the gateway {gateway.name} has no computing element to submit to")
         return self._make_token(gateway, secrets, person, "READ", "WRITE")
@@ -141,6 +137,9 @@ class GatewayKit:
         return {
             **_condor(gateway, vm, "90-gateway-condor.conf", "92-gateway-ce.conf"),
             "91-gateway-site.conf": packaged_file("config", "site.conf"),
+            # For jobs in VMs, on nodes of the site that have an agent.
+            "93-gateway-schedd.conf": packaged_file("config", "schedd.conf"),
+            "94-gateway-negotiator.conf": packaged_file("config", "negotiator.conf"),
             "95-gateway-nodes.conf": nodes_config(gateway, secrets),
             "people": _people(gateway),
             "pool-key": secrets[POOL_KEY],

@@ -7,7 +7,7 @@ the node's token ends. The pool accepts these users only.
 from __future__ import annotations
 
 import secrets as randomness
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import timedelta
 from typing import Final
 
@@ -54,12 +54,19 @@ def nodes_script(gateway: Gateway, secrets: Mapping[str, bytes], removed: str = 
     return text.replace("@CONFIG@", config).replace("@REMOVED@", removed)
 
 
-def node_files(gateway: Gateway, node: str, token: str) -> dict[str, bytes]:
+def node_files(
+    gateway: Gateway, node: str, token: str, accounts: Collection[str] = ()
+) -> dict[str, bytes]:
     """A node's configuration of HTCondor, and its token, by file name.
+
+    accounts: people of the gateway whose jobs run as the node's accounts of the same name.
 
     Raises:
         InvalidRequest: other hosts cannot reach the pool.
+        NotFound: there are no such people.
     """
+    for name in accounts:
+        gateway.check_person(name)
     published = [one for vm in gateway.of_role(GatewayRole.COMPUTING_ELEMENT) for one in vm.publish]
     if not published:
         raise InvalidRequest(
@@ -70,7 +77,9 @@ def node_files(gateway: Gateway, node: str, token: str) -> dict[str, bytes]:
         "CONDOR_HOST": str(gateway.host),
         "COLLECTOR_HOST": f"{gateway.host}:{published[0].port}",
         "NETWORK_HOSTNAME": node,
-        "UID_DOMAIN": node,
+        # HTCondor lets only users of the same domain run as their own accounts.
+        "UID_DOMAIN": gateway.domain if accounts else node,
+        "GATEWAY_ACCOUNTS": ", ".join(accounts),
     }
     config = "".join(f"{key} = {escaped(value)}\n" for key, value in own.items()).encode()
     return {

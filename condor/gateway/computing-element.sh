@@ -14,6 +14,15 @@ prepare() {
     prepare_condor
     put_secret pool-key /etc/condor/passwords.d/gateway root:root
     put_secret token "$tokens/gateway" root:root
+    take_published_address
+}
+
+# take_published_address: HTCondor's daemons tell each other the address of the host, at which its other interface does
+# not reach this VM.
+take_published_address() {
+    published=$(condor_config_val TCP_FORWARDING_HOST 2>/dev/null) || return 0
+    published=$(getent ahostsv4 "$published" | sed -n '1s/ .*//p')
+    busybox ip address add "${published:-unknown}/32" dev lo || echo 'jobs cannot run on nodes of the site: unknown host'
 }
 
 renew() { renew_token "$tokens/gateway" root:root; }

@@ -20,14 +20,14 @@ from condor.gateway_nodes import (
 )
 from tests.kit.gateway_specs import gateway_spec
 from tests.kit.idtokens import claims_of
-from vmjobs.errors import InvalidRequest
+from vmjobs.errors import InvalidRequest, NotFound
 from vmjobs.gateway.spec import Gateway, parse_gateway
 
 NODE = "wn7.site.example"
 
 
 def gateway(**ce: object) -> Gateway:
-    declared = gateway_spec(host="192.0.2.5")
+    declared = gateway_spec(host="192.0.2.5", people={"ada": {}})
     declared["machines"]["ce"] |= ce
     return parse_gateway(declared)
 
@@ -90,6 +90,22 @@ def test_a_node_is_told_where_the_pool_is() -> None:
     assert "COLLECTOR_HOST = 192.0.2.5:9700" in told
     assert f"NETWORK_HOSTNAME = {NODE}" in told
     assert files[NODE_TOKEN_FILE] == b"a.b.c\n"
+
+
+@pytest.mark.parametrize(("owner", "own"), [("ada", True), ("bob", False), ("ad", False)])
+def test_only_the_named_peoples_jobs_run_as_accounts_of_the_node(owner: str, own: bool) -> None:
+    told = node_files(PUBLISHED, NODE, "a.b.c", ["ada"])["60-gateway-tier3.conf"].decode()
+    found = dict(re.findall(r"^(\w+) *= *(.*)$", told, re.MULTILINE))
+    assert found["UID_DOMAIN"] == "tier3.example"
+    expression = found["VMJOBS_RUNAS_OWNER"].replace("$(GATEWAY_ACCOUNTS)", found["GATEWAY_ACCOUNTS"])
+    assert htcondor2.version()  # its functions of ClassAds
+    job = classad2.ClassAd({"Owner": owner})
+    assert classad2.ExprTree(expression.replace("TARGET.", "")).eval(job) is own
+
+
+def test_an_account_of_a_stranger_is_refused() -> None:
+    with pytest.raises(NotFound, match="eve is none of the people of tier3"):
+        node_files(PUBLISHED, NODE, "a.b.c", ["eve"])
 
 
 def test_the_computing_element_takes_the_list_as_it_is() -> None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final
 from pydantic import Field, StringConstraints, ValidationError
 
 from vmjobs.cluster.spec import ClusterName, ClusterVmLimits
-from vmjobs.errors import Fault, InvalidSpec
+from vmjobs.errors import Fault, InvalidSpec, NotFound
 from vmjobs.hypervisor.base import GUEST_ADDRESS, GUEST_NETMASK_BITS
 from vmjobs.model import (
     CAPABILITIES,
@@ -126,6 +126,12 @@ class Gateway(FrozenModel):
 
     def of_role(self, role: GatewayRole) -> tuple[GatewayVm, ...]:
         return tuple(vm for vm in self.machines if vm.role is role)
+
+    def check_person(self, name: str) -> None:
+        """Raises: NotFound: no person of the gateway has this name."""
+        if name not in self.people:
+            known = ", ".join(self.people) or "none"
+            raise NotFound(f"{name} is none of the people of {self.name}", hint=f"its people: {known}")
 
 
 def parse_gateway(data: Any) -> Gateway:

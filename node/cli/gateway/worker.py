@@ -44,7 +44,16 @@ _node_argument = click.argument("node", metavar="NODE")
     type=click.Path(path_type=Path, file_okay=False),
     help="Directory for the files.  [default: NODE, here]",
 )
-def add(node: str, name: str | None, state_dir: Path | None, output: Path | None) -> None:
+@click.option(
+    "--account",
+    "accounts",
+    multiple=True,
+    metavar="PERSON",
+    help="Run this person's jobs as the node's account of the same name. May be repeated.",
+)
+def add(
+    node: str, name: str | None, state_dir: Path | None, output: Path | None, accounts: tuple[str, ...]
+) -> None:
     """Let NODE join the pool, and write the two files with which its HTCondor does so.
 
     NODE is its full host name. Repeat it for a new token, which is valid for a year.
@@ -58,7 +67,7 @@ def add(node: str, name: str | None, state_dir: Path | None, output: Path | None
         new = {key: value for key, value in new_node(node).items() if key not in secrets}
         secrets |= new
         token = GatewayKit().node_token(gateway, node, secrets).token
-        files = node_files(gateway, node, token)
+        files = node_files(gateway, node, token, accounts)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         place.save_secrets(new)
         for file, content in files.items():
