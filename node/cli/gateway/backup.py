@@ -96,15 +96,15 @@ def backup(file: Path, name: str | None, state_dir: Path | None, no_images: bool
             with path.open("rb") as part:
                 archive.add_disk(entry, part)
         taken: dict[str, BinaryIO] = {}
+        begin = time.monotonic()
         with _freeze_disks(place) as frozen:
-            begin = time.monotonic()
             for entry, path in present.items():
                 if snapshot := take_snapshot(path):
                     taken[entry] = snapshots.enter_context(snapshot)
                     continue
                 with path.open("rb") as disk:
                     archive.add_disk(entry, disk)
-            seconds = time.monotonic() - begin
+        seconds = time.monotonic() - begin
         for entry, snapshot in taken.items():
             archive.add_disk(entry, snapshot)
         archive.finish()
