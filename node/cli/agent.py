@@ -120,7 +120,7 @@ def _serve(settings: Config) -> None:
     # condor_master sends SIGHUP when it is reconfigured; the agent has nothing to reload.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     with (
-        serving_metrics(metrics, settings.metrics_listen),
+        serving_metrics(metrics.registry, settings.metrics_listen),
         _run_cluster_vms(settings, images, hypervisors, metrics),
         listening(settings.socket, service.serve),
     ):

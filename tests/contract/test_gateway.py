@@ -18,6 +18,7 @@ from tests.kit.cli import VMJOBS
 from tests.kit.cluster_vm_node import UML
 from tests.kit.gateway_site import IMAGES, SECONDS, Site, declaration, site
 from tests.kit.hypervisors import host_addresses
+from tests.kit.prometheus import scrape
 from tests.kit.sockets import free_ports
 from tests.kit.waiting import wait_until
 from vmjobs.agent.journal import vm_name_prefix
@@ -102,14 +103,21 @@ def test_a_gateway_lives(site: Site) -> None:
 
 
 def test_a_service_of_any_image_is_checked_published_and_stopped(site: Site) -> None:
-    (port,) = free_ports(1)
+    port, metrics = free_ports(2)
+    listen = f"127.0.0.1:{metrics}"
     site.program = (VMJOBS, "gateway")
-    (site.folder / "web.yaml").write_text(SERVICE.format(port=port))
+    (site.folder / "web.yaml").write_text(SERVICE.format(port=port) + f"metrics: {listen}\n")
     site.do("install", "web.yaml")
     site.do("boot")
     assert requests.get(f"http://127.0.0.1:{port}/page", timeout=SECONDS).text == "hello\n"
     wait_until(lambda: "% full" in site.shown("web")["www"]["message"], SECONDS, "its disk is full")
     full = site.shown("web")["www"]["used"]
+    found = scrape(listen)
+    assert found["vmjobs_gateway_vm_state", "up", "www"] == 1
+    assert found["vmjobs_gateway_vm_state", "down", "www"] == 0
+    assert found["vmjobs_gateway_vm_boots_total", "www"] == 1
+    assert found["vmjobs_gateway_vm_data_full_ratio", "www"] >= 0.9
+    assert found["vmjobs_gateway_vm_disk_bytes", "www"] == full
     assert "removed" in requests.get(f"http://127.0.0.1:{port}/cgi-bin/remove", timeout=SECONDS).text
     wait_until(lambda: site.shown("web")["www"]["used"] < full / 2, SECONDS, "the host has room again")
     assert "% full" not in site.shown("web")["www"]["message"]
@@ -123,11 +131,12 @@ def test_ports_that_cannot_be_published_are_refused(site: Site) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         used = other.getsockname()[1]
         ports = f"22, '127.0.0.1:{used}:80', '203.0.113.9:2222:22'"
-        (site.folder / "one.yaml").write_text(declaration("one", f", publish: [{ports}]"))
+        text = declaration("one", f", publish: [{ports}]") + f"metrics: 127.0.0.1:{used}\n"
+        (site.folder / "one.yaml").write_text(text)
         why = site.refused("validate", "one.yaml")
     assert "one.yaml:5:" in why
     assert "ports below 1024 are for root; publish another one, such as '2022:22'" in why
-    assert f"another program uses the port 127.0.0.1:{used} of this host" in why
+    assert why.count(f"another program uses the port 127.0.0.1:{used} of this host") == 2
     assert "203.0.113.9 is not an address of this host" in why
 
 

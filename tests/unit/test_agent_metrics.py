@@ -33,7 +33,7 @@ def metrics() -> AgentMetrics:
 @contextmanager
 def served(metrics: AgentMetrics) -> Iterator[Callable[[], Samples]]:
     listen = f"127.0.0.1:{free_port()}"
-    with serving(metrics, listen):
+    with serving(metrics.registry, listen):
         yield partial(scrape, listen)
     with pytest.raises(requests.ConnectionError):
         requests.get(f"http://{listen}/metrics", timeout=10)
@@ -129,14 +129,14 @@ def test_an_address_that_is_taken_or_nobodys_is_told_in_one_sentence(metrics: Ag
         for listen in (f"127.0.0.1:{other.getsockname()[1]}", "192.0.2.1:9"):
             with (
                 pytest.raises(ConfigError, match=f"metrics_listen.*{listen}"),
-                serving(metrics, listen),
+                serving(metrics.registry, listen),
             ):
                 pass
 
 
 def test_nothing_is_served_unless_it_is_asked_for(metrics: AgentMetrics) -> None:
     before = set(threading.enumerate())
-    with serving(metrics, ""):
+    with serving(metrics.registry, ""):
         assert set(threading.enumerate()) == before, "something waits for connections"
 
 
@@ -144,5 +144,5 @@ def test_it_serves_at_an_address_of_version_6(metrics: AgentMetrics) -> None:
     if not socket.has_ipv6:
         pytest.fail("this host has no IPv6 at all")
     port = free_port()
-    with serving(metrics, f"[::1]:{port}"):
+    with serving(metrics.registry, f"[::1]:{port}"):
         assert requests.get(f"http://[::1]:{port}/metrics", timeout=10).status_code == 200

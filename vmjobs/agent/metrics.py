@@ -170,8 +170,12 @@ def _job_phase(state: JobState | None) -> JobState:
 
 
 @contextmanager
-def serving(metrics: AgentMetrics, listen: str) -> Iterator[None]:
+def serving(
+    registry: CollectorRegistry, listen: str, setting: str = "metrics_listen"
+) -> Iterator[None]:
     """Serve metrics at ``listen`` (HOST:PORT) while the context lasts; ``""``: nowhere.
+
+    setting: the name of ``listen``, for errors.
 
     Raises:
         ConfigError: the address cannot be used.
@@ -181,10 +185,10 @@ def serving(metrics: AgentMetrics, listen: str) -> Iterator[None]:
         return
     host, port = host_and_port(listen)
     try:
-        server, _ = start_http_server(port, host, metrics.registry)
+        server, _ = start_http_server(port, host, registry)
     except OSError as error:
         raise ConfigError(
-            f"metrics_listen: cannot listen at {listen}: {reason_of(error)}",
+            f"{setting}: cannot listen at {listen}: {reason_of(error)}",
             hint="use an address of this host and a free port",
         ) from error
     try:

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from vmjobs.cluster.vm_state import ClusterVmCode, Goal, Phase
 from vmjobs.cluster.wire import Assignment, ClusterVmReport, ClusterVmReports, PoolToken
@@ -191,7 +192,7 @@ class GatewayAssignments:
             self._closed = True
             self._changed.notify_all()
 
-    def show(self, seen: int, wait: float) -> dict[str, object]:
+    def show(self, seen: int, wait: float) -> dict[str, Any]:
         """The states of the VMs; waits for another revision than ``seen``."""
         with self._changed:
             self._changed.wait_for(lambda: self.revision != seen or self._closed, wait)

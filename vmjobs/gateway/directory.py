@@ -151,6 +151,10 @@ class GatewayDirectory:
     def disks(self, vm: str) -> Path:
         return self.vms / vm_id(vm) / "disks"
 
+    def used_bytes(self, vm: str) -> int:
+        """Bytes of this host that a VM's disks use."""
+        return sum(path.stat().st_blocks * 512 for path in self.disks(vm).glob("*"))
+
     def console(self, vm: str) -> Path | None:
         """The console of a VM's last incarnation; None: the VM never started."""
         record = self.records().get(vm)

@@ -7,9 +7,10 @@ from enum import StrEnum
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network, ip_network
 from typing import Annotated, Any, Final
 
-from pydantic import Field, StringConstraints, ValidationError
+from pydantic import AfterValidator, Field, StringConstraints, ValidationError
 
 from vmjobs.cluster.spec import ClusterName, ClusterVmLimits
+from vmjobs.config import host_and_port
 from vmjobs.errors import Fault, InvalidSpec, NotFound
 from vmjobs.hypervisor.base import GUEST_ADDRESS, GUEST_NETMASK_BITS
 from vmjobs.model import (
@@ -33,6 +34,12 @@ MAX_PREFIX_BITS: Final = 29
 
 #: The network of every VM's first interface, with its guest endpoint and its way to the internet.
 GUEST_NETWORK: Final = IPv4Interface(f"{GUEST_ADDRESS}/{GUEST_NETMASK_BITS}").network
+
+
+def _check_listen(value: str) -> str:
+    host_and_port(value)
+    return value
+
 
 #: One label of a host name (RFC 1123).
 VmName = Annotated[str, StringConstraints(pattern=r"^[a-z]([a-z0-9-]{0,30}[a-z0-9])?$")]
@@ -60,6 +67,8 @@ LoginKey = Annotated[
         pattern=r"^(sk-)?(ssh|ecdsa)-[a-z0-9@.-]{3,40} [A-Za-z0-9+/]{60,1400}={0,2}( [ -~]{0,200})?$"
     ),
 ]
+#: Address and port of this host.
+ListenAddress = Annotated[str, AfterValidator(_check_listen)]
 AbsolutePath = Annotated[str, StringConstraints(pattern=r"^/[ -~]*$", max_length=4096)]
 ShellCommand = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
 
@@ -108,7 +117,8 @@ class Gateway(FrozenModel):
     """One gateway, with its VMs in the declared order.
 
     domain: of the VMs' host names. network: private network of the VMs alone. host: name or address
-    by which other hosts reach published ports. people: its users, by name of their account.
+    by which other hosts reach published ports. people: its users, by name of their account. metrics:
+    where its supervisor serves metrics for Prometheus.
     """
 
     name: ClusterName
@@ -116,6 +126,7 @@ class Gateway(FrozenModel):
     network: IPv4Network
     host: HostName | None = None
     people: dict[PersonName, Person] = Field(default={}, max_length=MAX_PEOPLE)
+    metrics: ListenAddress | None = None
     machines: tuple[GatewayVm, ...] = Field(min_length=1, max_length=MAX_VMS)
 
     def vm(self, name: str) -> GatewayVm | None:

@@ -26,6 +26,7 @@ from vmjobs.agent.cluster_vms import persistent_disks
 from vmjobs.agent.node import memory_mib
 from vmjobs.cli.common import echo
 from vmjobs.cli.manifests import GatewayManifest, ManifestFinding, raise_findings, read_gateway
+from vmjobs.config import host_and_port
 from vmjobs.errors import Conflict, Fault, InvalidRequest, InvalidSpec, NotFound
 from vmjobs.gateway.directory import GatewayDirectory, InstalledGateway
 from vmjobs.gateway.spec import GATEWAY_HYPERVISOR, Gateway, GatewayVm
@@ -113,8 +114,14 @@ def _shrinking_faults(spec: Gateway, place: GatewayDirectory) -> Iterator[Fault]
 
 def _port_faults(spec: Gateway, place: GatewayDirectory) -> Iterator[Fault]:
     ours: list[PublishedPort] = []
+    metrics = None
     if (place.directory / "control").exists() and not is_stopped(place):
-        ours = [one for vm in place.installed().gateway.machines for one in vm.publish]
+        present = place.installed().gateway
+        ours, metrics = [one for vm in present.machines for one in vm.publish], present.metrics
+    if spec.metrics and spec.metrics != metrics:
+        host, port = host_and_port(spec.metrics)
+        if why := _why_no_server(host, port):
+            yield Fault("metrics", "unavailable", why)
     for vm in spec.machines:
         for number, one in enumerate(vm.publish):
             if not any(one.overlaps(other) for other in ours) and (why := _why_unpublishable(one)):
@@ -127,14 +134,19 @@ def _why_unpublishable(one: PublishedPort) -> str:
     if one.port < lowest:  # even if root runs the gateway: networks of VMs need no privilege
         other = f"{one.port + 2000}:{one.vm_port}"
         return f"ports below {lowest} are for root; publish another one, such as '{other}'"
-    with socket.socket() as listening:
+    return _why_no_server(str(one.address), one.port)
+
+
+def _why_no_server(address: str, port: int) -> str:
+    """Return why no program can listen there; ``""``: it can."""
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            listening.bind((str(one.address), one.port))
+            listening.bind((address, port))
         except OSError as error:
-            if error.errno == errno.EADDRNOTAVAIL:
-                return f"{one.address} is not an address of this host"
-            return f"another program uses the port {one} of this host"
+            if error.errno == errno.EADDRINUSE:
+                return f"another program uses the port {address}:{port} of this host"
+            return f"{address} is not an address of this host"
     return ""
 
 

@@ -91,6 +91,8 @@ def run(name: str | None, state_dir: Path | None, background: bool) -> None:
     The supervisor starts wanted VMs, and restarts those that end. They keep running when it stops:
     the next supervisor takes them over.
     """
+    from vmjobs.agent.metrics import serving  # noqa: PLC0415
+    from vmjobs.gateway.metrics import GatewayMetrics  # noqa: PLC0415
     from vmjobs.gateway.supervisor import Supervisor  # noqa: PLC0415
 
     settings = config()
@@ -102,7 +104,9 @@ def run(name: str | None, state_dir: Path | None, background: bool) -> None:
         )
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: supervisor.stop.set())
-        with supervisor.running():
+        registry = GatewayMetrics(place, supervisor.assignments).registry()
+        listen = supervisor.installed.gateway.metrics or ""
+        with serving(registry, listen, "metrics"), supervisor.running():
             if background:
                 os.write(sys.stdout.fileno(), READY_LINE)
             supervisor.stop.wait()

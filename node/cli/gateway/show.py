@@ -49,7 +49,7 @@ def show(name: str | None, state_dir: Path | None, as_json: bool) -> None:
                         "publish": [one.model_dump(mode="json") for one in m.publish],
                         "image": installed.images.get(m.name),
                         **vms[m.name],
-                        "used": _disk_bytes(place, m.name),
+                        "used": place.used_bytes(m.name),
                     }
                     for m in spec.machines
                 ],
@@ -62,7 +62,7 @@ def show(name: str | None, state_dir: Path | None, as_json: bool) -> None:
     for vm in spec.machines:
         state = vms[vm.name]
         since = format_age(datetime.fromisoformat(state["since"])) if state.get("since") else ""
-        used = f"{_disk_bytes(place, vm.name) // MIB} MiB"
+        used = f"{place.used_bytes(vm.name) // MIB} MiB"
         rows.append(
             (
                 vm.name,
@@ -106,11 +106,6 @@ def _vm_states(
             "incarnation": record.incarnation,
         }
     return found, False
-
-
-def _disk_bytes(place: GatewayDirectory, vm: str) -> int:
-    """Return the bytes that a VM's disks take on this host."""
-    return sum(path.stat().st_blocks * 512 for path in place.disks(vm).glob("*"))
 
 
 @click.command()
