@@ -30,6 +30,8 @@ def spread(values: Sequence[float]) -> Spread:
 
 def percentile(values: Sequence[float], percent: int) -> float:
     """The value below which ``percent`` per cent lie."""
+    if len(values) == 1:  # the run has one pair
+        return values[0]
     return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
 
 
