@@ -17,6 +17,8 @@ from vmjobs.gateway.spec import Gateway, GatewayRole
 
 #: Before a node's name, in the names of its secret and of its user.
 NODE_PREFIX: Final = "node-"
+#: Before a node's name, in the name of its list of people with accounts there.
+ACCOUNTS_PREFIX: Final = "accounts-"
 #: Nodes do not renew their tokens.
 NODE_TOKEN_LIFETIME: Final = timedelta(days=365)
 #: The file of a node's token.
@@ -31,6 +33,11 @@ def new_node(node: str) -> dict[str, bytes]:
 def node_names(secrets: Mapping[str, bytes]) -> list[str]:
     """The host names of the gateway's nodes."""
     return [name.removeprefix(NODE_PREFIX) for name in secrets if name.startswith(NODE_PREFIX)]
+
+
+def node_accounts(node: str, secrets: Mapping[str, bytes]) -> list[str]:
+    """The people whose jobs run as the node's accounts of the same name."""
+    return secrets.get(ACCOUNTS_PREFIX + node, b"").decode().split()
 
 
 def node_user(node: str, secrets: Mapping[str, bytes]) -> str:

@@ -14,15 +14,18 @@ prepare() {
     prepare_condor
     put_secret pool-key /etc/condor/passwords.d/gateway root:root
     put_secret token "$tokens/gateway" root:root
-    take_published_address
+    published=$(condor_config_val TCP_FORWARDING_HOST 2>/dev/null) || published=
 }
 
-# take_published_address: HTCondor's daemons tell each other the address of the host, at which its other interface does
-# not reach this VM.
-take_published_address() {
-    published=$(condor_config_val TCP_FORWARDING_HOST 2>/dev/null) || return 0
-    published=$(getent ahostsv4 "$published" | sed -n '1s/ .*//p')
-    busybox ip address add "${published:-unknown}/32" dev lo || echo 'jobs cannot run on nodes of the site: unknown host'
+# has_published_address: take the address of the gateway's host. HTCondor's daemons here tell each other that address, but
+# no interface of this VM reaches it.
+has_published_address() {
+    [ -n "$published" ] || return 0
+    ! busybox ip address show dev lo | grep -q 'scope global' || return 0
+    address=$(getent ahostsv4 "$published" | sed -n '1s/ .*//p')
+    [ -n "$address" ] && busybox ip address add "$address/32" dev lo >/dev/null 2>&1 && return
+    echo "cannot find or take the address of the host, $published"
+    return 1
 }
 
 renew() { renew_token "$tokens/gateway" root:root; }
@@ -30,7 +33,8 @@ renew() { renew_token "$tokens/gateway" root:root; }
 service() { become condor_master -f; }
 
 check() {
-    answers 'the schedd' condor_q -totals &&
+    has_published_address &&
+        answers 'the schedd' condor_q -totals &&
         answers 'the collector' condor_status -schedd &&
         negotiates
 }

@@ -13,10 +13,10 @@ import zstandard
 
 from vmjobs.errors import DigestMismatch, InvalidRequest
 from vmjobs.gateway.archive import (
-    RESERVED_BYTES,
     ArchiveFile,
     ArchiveWriter,
     Extents,
+    free_bytes,
     parse_extents,
     read_archive,
     read_extents,
@@ -172,10 +172,15 @@ def test_extents_are_where_data_is(tmp_path: Path) -> None:
         assert read_extents(file) == Extents(size=0, extents=())
 
 
-def test_a_snapshot_stays_as_the_disk_was(tmp_path: Path) -> None:
+@pytest.mark.parametrize("reflinks", [True, False])
+def test_a_snapshot_stays_as_the_disk_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reflinks: bool
+) -> None:
+    if not reflinks:
+        monkeypatch.setattr("vmjobs.gateway.archive.clone_file", lambda _source, _target: False)
     disk = sparse(tmp_path / "disk")
     before = disk.read_bytes()
-    snapshot = take_snapshot(disk)
+    snapshot = take_snapshot(disk, 0)
     assert snapshot is not None
     disk.write_bytes(b"later")
     with snapshot:
@@ -186,8 +191,8 @@ def test_a_snapshot_stays_as_the_disk_was(tmp_path: Path) -> None:
 
 def test_a_snapshot_leaves_room_for_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vmjobs.gateway.archive.clone_file", lambda _source, _target: False)
-    monkeypatch.setattr("vmjobs.gateway.archive.free_bytes", lambda _directory: RESERVED_BYTES)
-    assert take_snapshot(sparse(tmp_path / "disk")) is None
+    disk = sparse(tmp_path / "disk")
+    assert take_snapshot(disk, free_bytes(tmp_path) - 1000) is None
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:

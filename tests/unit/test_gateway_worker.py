@@ -35,15 +35,16 @@ def test_a_node_is_added_again_for_another_token_and_removed_once(
         done = typed("gateway", "worker", word, *more, "--state-dir", place.directory, code=code)
         return done.out + done.err
 
-    def token() -> dict[str, object]:
-        do("add", NODE, "--output", str(tmp_path / "out"))
+    def token(*more: str) -> dict[str, object]:
+        do("add", NODE, "--output", str(tmp_path / "out"), *more)
         return claims_of((tmp_path / "out" / "token").read_bytes())
 
-    first, second = token(), token()
+    first, second = token("--account", "ada"), token()
     assert first["jti"] != second["jti"]
     assert first["sub"] == second["sub"], "the first is still valid"
     assert (tmp_path / "out" / "token").stat().st_mode & 0o777 == 0o600
-    assert do("list").split() == ["NODE", NODE]
+    assert do("list").split() == ["NODE", "ACCOUNTS", NODE, "ada"], "it keeps its accounts"
+    assert "ACCOUNTS = ada\n" in (tmp_path / "out" / "60-gateway-tier3.conf").read_text()
     do("remove", NODE)
     assert f"{NODE} is no node of tier3" in do("remove", NODE, code=66)
     assert NODE not in do("list", "--json")

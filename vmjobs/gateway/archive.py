@@ -90,16 +90,17 @@ def read_extents(file: BinaryIO) -> Extents:
     return Extents(size=size, extents=tuple(found))
 
 
-def take_snapshot(path: Path) -> BinaryIO | None:
+def take_snapshot(path: Path, reserve: int) -> BinaryIO | None:
     """Copy a disk into a file without a name, beside it; None: this file system cannot, or is too full.
 
-    File systems with reflinks copy no data. The copy is gone when it is closed, or its process killed.
+    reserve: bytes that a copy leaves free. File systems with reflinks copy no data. The copy is gone
+    when it is closed, or its process killed.
     """
     with ExitStack() as on_failure, suppress(OSError):
         disk = on_failure.enter_context(path.open("rb"))
         handle = os.open(path.parent, os.O_TMPFILE | os.O_RDWR, 0o600)
         snapshot = on_failure.enter_context(os.fdopen(handle, "w+b"))
-        if clone_file(disk, snapshot) or _copy_data(disk, snapshot, free_bytes(path.parent)):
+        if clone_file(disk, snapshot) or _copy_data(disk, snapshot, free_bytes(path.parent) - reserve):
             on_failure.pop_all()
             disk.close()
             return snapshot
@@ -115,7 +116,7 @@ def free_bytes(directory: Path) -> int:
 def _copy_data(source: BinaryIO, target: BinaryIO, room: int) -> bool:
     """Copy a sparse file, without Python between its bytes; return whether it fits into the room."""
     extents = read_extents(source)
-    if room < extents.data + RESERVED_BYTES:
+    if room < extents.data:
         return False
     for offset, length in extents.extents:
         done = 0

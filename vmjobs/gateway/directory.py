@@ -16,7 +16,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 from pydantic import Field, TypeAdapter, ValidationError
@@ -153,7 +153,11 @@ class GatewayDirectory:
 
     def used_bytes(self, vm: str) -> int:
         """Bytes of this host that a VM's disks use."""
-        return sum(path.stat().st_blocks * 512 for path in self.disks(vm).glob("*"))
+        used = 0
+        for path in self.disks(vm).glob("*"):
+            with suppress(FileNotFoundError):  # an upgrade removes one
+                used += path.stat().st_blocks * 512
+        return used
 
     def console(self, vm: str) -> Path | None:
         """The console of a VM's last incarnation; None: the VM never started."""

@@ -40,10 +40,11 @@ class GatewayMetrics(Collector):
         full = GaugeMetricFamily(
             "vmjobs_gateway_vm_data_full_ratio", "How full a VM's data disk is.", labels=["vm"]
         )
+        records = self.place.records()
         for vm, shown in self.assignments.show(seen=-1, wait=0.0)["machines"].items():
             for state in GatewayVmState:
                 states.add_metric([vm, state], state is shown["state"])
-            boots.add_metric([vm], shown["incarnation"])
+            boots.add_metric([vm], records[vm].incarnation if vm in records else 0)
             used.add_metric([vm], self.place.used_bytes(vm))
             if shown.get("full") is not None:
                 full.add_metric([vm], shown["full"] / 100)

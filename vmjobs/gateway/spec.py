@@ -191,6 +191,8 @@ def _port_faults(gateway: Gateway) -> Iterator[Fault]:
             if other := next((name for name, port in before if port.overlaps(one)), None):
                 yield Fault(field, "twice", f"the port {one} is also published for {other}")
             before.append((vm.name, one))
+            if gateway.metrics and host_and_port(gateway.metrics)[1] == one.port:
+                yield Fault("metrics", "twice", f"the port {one.port} is published for {vm.name}")
 
 
 def _as_model(data: Any) -> Any:

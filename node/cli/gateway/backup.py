@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +31,7 @@ from vmjobs.errors import Conflict, DigestMismatch, InvalidRequest, Unavailable
 from vmjobs.file_lock import file_lock
 from vmjobs.fsync import sync_directory
 from vmjobs.gateway.archive import (
+    RESERVED_BYTES,
     ArchiveFile,
     ArchiveWriter,
     Extents,
@@ -74,12 +75,10 @@ def backup(file: Path, name: str | None, state_dir: Path | None, no_images: bool
         for vm in installed.images
         for entry in (_ROOT_ENTRY, SCRATCH_DISK)
     }
-    for path in disks.values():
-        if path.name == SCRATCH_DISK and not path.exists():
-            raise Conflict(f"{path} is missing", hint="is its file system mounted?")
+    _check_present(disks.values())
     parts = {} if no_images else _image_parts(installed)
-    present = {entry: path for entry, path in disks.items() if path.exists()}
-    total = sum(_data_bytes(path) for path in (*present.values(), *parts.values()))
+    size = sum(map(_data_bytes, disks.values()))
+    total = size + sum(map(_data_bytes, parts.values()))
     frozen: list[str] = []
     with ExitStack() as snapshots, replace_file(file) as sink, byte_bars() as shown:
         task = shown.add_task("copying", total=total)
@@ -98,8 +97,14 @@ def backup(file: Path, name: str | None, state_dir: Path | None, no_images: bool
         taken: dict[str, BinaryIO] = {}
         begin = time.monotonic()
         with _freeze_disks(place) as frozen:
-            for entry, path in present.items():
-                if snapshot := take_snapshot(path):
+            if place.installed().images != installed.images:
+                raise Conflict("a VM was upgraded meanwhile", hint="back up again")
+            _check_present(disks.values())
+            for entry, path in disks.items():
+                if not path.exists():
+                    continue  # a VM that has not booted has no root disk
+                # The archive may be on the same file system.
+                if snapshot := take_snapshot(path, RESERVED_BYTES + size):
                     taken[entry] = snapshots.enter_context(snapshot)
                     continue
                 with path.open("rb") as disk:
@@ -107,6 +112,7 @@ def backup(file: Path, name: str | None, state_dir: Path | None, no_images: bool
         seconds = time.monotonic() - begin
         for entry, snapshot in taken.items():
             archive.add_disk(entry, snapshot)
+            snapshot.close()
         archive.finish()
     sync_directory(file.absolute().parent)
     how = f"frozen for {seconds:.1f} s: {', '.join(frozen)}" if frozen else "none was frozen"
@@ -114,9 +120,19 @@ def backup(file: Path, name: str | None, state_dir: Path | None, no_images: bool
     echo(f"{file}: {installed.gateway.name}, {vms}, {file.stat().st_size / MIB:.0f} MiB")
 
 
+def _check_present(disks: Iterable[Path]) -> None:
+    for path in disks:
+        if path.name == SCRATCH_DISK and not path.exists():
+            raise Conflict(f"{path} is missing", hint="is its file system mounted?")
+
+
 def _data_bytes(path: Path) -> int:
-    with path.open("rb") as file:
-        return read_extents(file).data
+    """Bytes of a disk's data; 0 if there is no disk."""
+    try:
+        with path.open("rb") as file:
+            return read_extents(file).data
+    except FileNotFoundError:
+        return 0
 
 
 def _disk_path(place: GatewayDirectory, installed: InstalledGateway, vm: str, entry: str) -> Path:
@@ -207,9 +223,9 @@ def _read_installed(first: ArchiveFile | None, name: str | None) -> InstalledGat
     known = {vm.name for vm in found.gateway.machines}
     if not found.images.keys() <= known:
         raise InvalidRequest("the backup's gateway.json contradicts itself")
-    # Its places are those of another host.
+    # Its places are those of another host, and the original may serve metrics.
     vms = tuple(vm.model_copy(update={"place": None}) for vm in found.gateway.machines)
-    named = {"name": name or found.gateway.name, "machines": vms}
+    named = {"name": name or found.gateway.name, "machines": vms, "metrics": None}
     gateway = found.gateway.model_copy(update=named)
     return found.model_copy(update={"gateway": gateway})
 

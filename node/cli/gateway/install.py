@@ -114,11 +114,9 @@ def _shrinking_faults(spec: Gateway, place: GatewayDirectory) -> Iterator[Fault]
 
 def _port_faults(spec: Gateway, place: GatewayDirectory) -> Iterator[Fault]:
     ours: list[PublishedPort] = []
-    metrics = None
     if (place.directory / "control").exists() and not is_stopped(place):
-        present = place.installed().gateway
-        ours, metrics = [one for vm in present.machines for one in vm.publish], present.metrics
-    if spec.metrics and spec.metrics != metrics:
+        ours = [one for vm in place.installed().gateway.machines for one in vm.publish]
+    if spec.metrics and spec.metrics != _installed_metrics(place):
         host, port = host_and_port(spec.metrics)
         if why := _why_no_server(host, port):
             yield Fault("metrics", "unavailable", why)
@@ -126,6 +124,13 @@ def _port_faults(spec: Gateway, place: GatewayDirectory) -> Iterator[Fault]:
         for number, one in enumerate(vm.publish):
             if not any(one.overlaps(other) for other in ours) and (why := _why_unpublishable(one)):
                 yield Fault(f"machines.{vm.name}.publish.{number}", "unavailable", why)
+
+
+def _installed_metrics(place: GatewayDirectory) -> str | None:
+    """The address at which a supervisor of this gateway may serve metrics now."""
+    with suppress(NotFound):
+        return place.installed().gateway.metrics
+    return None
 
 
 def _why_unpublishable(one: PublishedPort) -> str:
@@ -146,6 +151,8 @@ def _why_no_server(address: str, port: int) -> str:
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 return f"another program uses the port {address}:{port} of this host"
+            if error.errno == errno.EACCES:
+                return f"the port {port} is for root; choose another one"
             return f"{address} is not an address of this host"
     return ""
 

@@ -106,7 +106,7 @@ def run(name: str | None, state_dir: Path | None, background: bool) -> None:
             signal.signal(number, lambda *_: supervisor.stop.set())
         registry = GatewayMetrics(place, supervisor.assignments).registry()
         listen = supervisor.installed.gateway.metrics or ""
-        with serving(registry, listen, "metrics"), supervisor.running():
+        with supervisor.running(), serving(registry, listen, "metrics"):
             if background:
                 os.write(sys.stdout.fileno(), READY_LINE)
             supervisor.stop.wait()

@@ -11,9 +11,11 @@ from pydantic import TypeAdapter, ValidationError
 
 from condor.gateway import GatewayKit
 from condor.gateway_nodes import (
+    ACCOUNTS_PREFIX,
     NODE_PREFIX,
     NODE_TOKEN_FILE,
     new_node,
+    node_accounts,
     node_files,
     node_names,
     nodes_script,
@@ -56,7 +58,8 @@ def add(
 ) -> None:
     """Let NODE join the pool, and write the two files with which its HTCondor does so.
 
-    NODE is its full host name. Repeat it for a new token, which is valid for a year.
+    NODE is its full host name. Repeat it for a new token, which is valid for a year. It keeps the
+    accounts that it has, unless others are given.
     """
     place = find_gateway(name, state_dir)
     gateway = place.installed().gateway
@@ -65,9 +68,11 @@ def add(
     with _lock(place):
         secrets = place.secrets()
         new = {key: value for key, value in new_node(node).items() if key not in secrets}
+        chosen = accounts or [who for who in node_accounts(node, secrets) if who in gateway.people]
+        new[ACCOUNTS_PREFIX + node] = " ".join(chosen).encode()
         secrets |= new
         token = GatewayKit().node_token(gateway, node, secrets).token
-        files = node_files(gateway, node, token, accounts)
+        files = node_files(gateway, node, token, chosen)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         place.save_secrets(new)
         for file, content in files.items():
@@ -79,6 +84,7 @@ def add(
     echo(f"  install -m 0644 {folder}/{config} /etc/condor/config.d/")
     echo(f"  install -m 0600 {folder}/{NODE_TOKEN_FILE} /etc/condor/tokens.d/gateway-{gateway.name}")
     echo("  systemctl restart condor")
+    echo(f"Jobs run there as {', '.join([*chosen, 'nobody'])}.")
 
 
 @click.command()
@@ -92,6 +98,7 @@ def remove(node: str, name: str | None, state_dir: Path | None) -> None:
     with _lock(place):
         known = node_names(place.secrets())
         place.remove_secret(NODE_PREFIX + node)
+        place.remove_secret(ACCOUNTS_PREFIX + node)
         _update(place, gateway, node)  # an earlier command may have been killed before this
     if node not in known:
         listing = ", ".join(known) or "none"
@@ -104,11 +111,12 @@ def remove(node: str, name: str | None, state_dir: Path | None) -> None:
 @json_option
 def list_nodes(name: str | None, state_dir: Path | None, as_json: bool) -> None:
     """List the nodes that may be in the pool."""
-    nodes = node_names(find_gateway(name, state_dir).secrets())
+    secrets = find_gateway(name, state_dir).secrets()
+    nodes = {node: node_accounts(node, secrets) for node in node_names(secrets)}
     if as_json:
-        print_json({"nodes": nodes})
+        print_json({"nodes": list(nodes), "accounts": nodes})
     else:
-        print_table(["NODE"], [[node] for node in nodes])
+        print_table(["NODE", "ACCOUNTS"], [[node, " ".join(nodes[node])] for node in nodes])
 
 
 def _check_name(gateway: Gateway, node: str) -> None:
