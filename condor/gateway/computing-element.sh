@@ -14,13 +14,12 @@ prepare() {
     prepare_condor
     put_secret pool-key /etc/condor/passwords.d/gateway root:root
     put_secret token "$tokens/gateway" root:root
-    published=$(condor_config_val TCP_FORWARDING_HOST 2>/dev/null) || published=
 }
 
 # has_published_address: take the address of the gateway's host. HTCondor's daemons here tell each other that address, but
 # no interface of this VM reaches it.
 has_published_address() {
-    [ -n "$published" ] || return 0
+    published=$(condor_config_val TCP_FORWARDING_HOST 2>/dev/null) || return 0
     ! busybox ip address show dev lo | grep -q 'scope global' || return 0
     address=$(getent ahostsv4 "$published" | sed -n '1s/ .*//p')
     [ -n "$address" ] && busybox ip address add "$address/32" dev lo >/dev/null 2>&1 && return
