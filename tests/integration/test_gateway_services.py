@@ -97,7 +97,7 @@ def test_a_job_goes_from_the_user_interface_to_the_worker_and_comes_back(gateway
 def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     folder = tmp_path_factory.mktemp("e")
     (folder / "elsewhere.yaml").write_text(ELSEWHERE)
-    made = Gateway(folder / "state")
+    made = Gateway(folder / "state", allowed=host_addresses())
     made.command("install", folder / "elsewhere.yaml")
     try:
         made.command("boot")

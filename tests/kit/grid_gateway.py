@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import subprocess
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.kit import ROOT
 from tests.kit.cli import VMJOBS
-from tests.kit.hypervisors import host_addresses
 
 #: Timeout of a command in seconds.
 COMMAND = 300.0
@@ -19,12 +19,14 @@ COMMAND = 300.0
 class Gateway:
     """An installed gateway. place: its state directory.
 
-    pool_port, login_port: of its computing element and its user interface on this host.
+    pool_port, login_port: of its computing element and its user interface on this host. allowed:
+    addresses that its VMs may reach, though they are private.
     """
 
     place: Path
     pool_port: int = 0
     login_port: int = 0
+    allowed: Sequence[str] = field(default=(), kw_only=True)
 
     def command(
         self, *words: str | Path, status: int = 0, stdin: bytes = b""
@@ -33,7 +35,7 @@ class Gateway:
         first, *more = map(str, words)
         argv = [VMJOBS, "gateway", *first.split()]
         argv += ["--state-dir", str(self.place), *more]
-        environ = {**os.environ, "VMJOBS_NETWORK_ALLOW": ",".join(host_addresses())}
+        environ = {**os.environ, "VMJOBS_NETWORK_ALLOW": ",".join(self.allowed)}
         ended = subprocess.run(
             argv, cwd=ROOT, input=stdin, capture_output=True, timeout=COMMAND, check=False, env=environ
         )

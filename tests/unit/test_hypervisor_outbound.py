@@ -16,6 +16,7 @@ from vmjobs.hypervisor.network.outbound import (
     node_addresses,
     resolve_networks,
 )
+from vmjobs.model import PublishedPort
 
 
 @pytest.mark.parametrize(
@@ -23,7 +24,9 @@ from vmjobs.hypervisor.network.outbound import (
 )
 def test_rules_are_those_of_nftables(policy: OutboundPolicy) -> None:
     text = nftables_rules(
-        policy, [IPv4Network("10.0.0.1"), IPv4Network("192.0.2.9"), IPv4Network("9.9.9.9")]
+        policy,
+        [IPv4Network("10.0.0.1"), IPv4Network("192.0.2.9"), IPv4Network("9.9.9.9")],
+        [PublishedPort.model_validate("2222:22")],
     )
     check = ["unshare", "-Urn", "nft", "--check", "-f", "-"]
     done = subprocess.run(check, input=text, text=True, capture_output=True, check=False)

@@ -187,7 +187,7 @@ def _connect_outbound(
     if missing := outbound_unavailable_reason():
         raise HypervisorError(f"VMs cannot have an outbound network on this node: {missing}")
     slirp_pid = _start_slirp4netns(launcher, vm, network)
-    rules = nftables_rules(policy, node_addresses(), [one.vm_port for one in vm.published])
+    rules = nftables_rules(policy, node_addresses(), vm.published)
     run_in_namespaces(launcher, network.namespaces, ["nft", "-f", "-"], rules)
     routes = (
         f"link set {OUTBOUND_DEVICE} up mtu {network.mtu}\n"

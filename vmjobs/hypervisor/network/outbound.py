@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from ipaddress import IPv4Network, collapse_addresses
 from typing import Final
@@ -15,6 +15,7 @@ from typing import Final
 from vmjobs.errors import HypervisorError
 from vmjobs.hypervisor.base import GUEST_ADDRESS, NAMESERVER_ADDRESS
 from vmjobs.hypervisor.network.namespaces import TAP
+from vmjobs.model import PublishedPort
 from vmjobs.subprocess import run
 
 #: The interface of a VM's network namespace that leads to the node's network.
@@ -45,21 +46,26 @@ class OutboundPolicy:
 
 
 def nftables_rules(
-    policy: OutboundPolicy, own: Iterable[IPv4Network], published: Iterable[int] = ()
+    policy: OutboundPolicy, own: Collection[IPv4Network], published: Collection[PublishedPort] = ()
 ) -> str:
     """Return the rules of a VM's network namespace.
 
     own: addresses of the node. published: the VM's ports that others may connect to, from any address.
-    Its packets to them do not begin connections.
+    Its packets to them do not begin connections. It may connect to its own published ports.
     """
     answers = "".join(
         f"ip saddr {GUEST_ADDRESS} tcp sport {port} tcp flags & (syn | ack) != syn accept\n    "
-        for port in sorted(set(published))
+        for port in sorted({one.vm_port for one in published})
+    )
+    itself = "".join(
+        f"ip daddr @own tcp dport {port} accept\n    "
+        for port in sorted({one.port for one in published})
     )
     return f"""
 table ip outbound {{
   {_set("denied", resolve_networks(policy.deny))}
   {_set("allowed", resolve_networks(policy.allow))}
+  {_set("own", own)}
   {_set("closed", [*NON_PUBLIC_NETWORKS, *own])}
   chain forward {{
     type filter hook forward priority 0; policy drop;
@@ -69,7 +75,7 @@ table ip outbound {{
   chain leaving {{
     {answers}ip daddr {NAMESERVER_ADDRESS} meta l4proto {{ tcp, udp }} th dport 53 accept
     ip daddr @denied goto refuse
-    ip daddr @allowed accept
+    {itself}ip daddr @allowed accept
     ip daddr @closed goto refuse
     accept
   }}
