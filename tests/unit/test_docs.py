@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 import yaml
 from prometheus_client.core import InfoMetricFamily, Metric
@@ -11,14 +12,19 @@ from prometheus_client.core import InfoMetricFamily, Metric
 from api.tokens import Scope
 from repository.metrics import METRICS, metric_family
 from tests.kit import ROOT
+from tests.kit.gateway_specs import gateway_spec
 from vmjobs.agent.metrics import AgentMetrics
 from vmjobs.cli.logs import SUBJECTS
 from vmjobs.cli.manifests import read_clusters
 from vmjobs.cluster.spec import ClusterSpec
 from vmjobs.cluster.vm_state import ClusterVmCode, ClusterVmState, Phase
-from vmjobs.cluster.wire import ClusterVmReport
+from vmjobs.cluster.wire import ClusterVmReport, ClusterVmReports
 from vmjobs.commands import cluster as cluster_commands
 from vmjobs.config import Config
+from vmjobs.gateway.assignments import GatewayAssignments
+from vmjobs.gateway.directory import GatewayDirectory, InstalledGateway, vm_id
+from vmjobs.gateway.metrics import GatewayMetrics
+from vmjobs.gateway.spec import parse_gateway
 from vmjobs.hypervisor.base import ProbeResult
 from vmjobs.model import CAPABILITIES, BootMethod, Capabilities, HypervisorKind, now
 
@@ -98,6 +104,22 @@ def agent() -> Iterable[Metric]:
     return made.registry.collect()
 
 
+def gateway(folder: Path) -> Iterable[Metric]:
+    """Return the metrics of a gateway with a VM that reports how full its disk is."""
+    place = GatewayDirectory(folder)
+    declared = parse_gateway(gateway_spec())
+    images = {vm.name: f"sha256:{'0' * 64}" for vm in declared.machines}
+    installed = InstalledGateway(schema=1, gateway=declared, images=images, kind=HypervisorKind.UML)
+    assignments = GatewayAssignments(place, installed)
+    ce = vm_id("ce")
+    report = ClusterVmReport(
+        id=ce, incarnation=1, phase=Phase.RUNNING, code=ClusterVmCode.PROGRESS, since=now()
+    )
+    assignments.report(ClusterVmReports(reports=(report,)))
+    assignments.words(ce, 1, b"vmjobs-gateway: up\nvmjobs-gateway: full 7\n")
+    return GatewayMetrics(place, assignments).registry().collect()
+
+
 def of_code(metrics: Iterable[Metric]) -> dict[str, Labels]:
     """Return the labels of each metric, by its name in the guide."""
     suffixes = {"counter": "_total", "info": "_info"}
@@ -109,11 +131,11 @@ def of_code(metrics: Iterable[Metric]) -> dict[str, Labels]:
     return found
 
 
-def test_the_tables_have_every_metric_with_its_labels_and_no_other() -> None:
+def test_the_tables_have_every_metric_with_its_labels_and_no_other(tmp_path: Path) -> None:
     rows = {
         name: frozenset(re.findall(r"`(\w+)`", labels)) for name, labels in ROW.findall(METRICS_GUIDE)
     }
-    assert rows == of_code(service()) | of_code(agent())
+    assert rows == of_code(service()) | of_code(agent()) | of_code(gateway(tmp_path))
     assert all(name.startswith("vmjobs_agent_") for name in of_code(agent()))
 
 
