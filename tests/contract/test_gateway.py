@@ -128,15 +128,22 @@ def test_a_service_of_any_image_is_checked_published_and_stopped(site: Site) -> 
 
 
 def test_ports_that_cannot_be_published_are_refused(site: Site) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        used = other.getsockname()[1]
+    with (
+        socket.create_server(("127.0.0.1", 0)) as other,
+        socket.create_server(("127.0.0.1", 0)) as third,
+    ):
+        used, taken = other.getsockname()[1], third.getsockname()[1]
         ports = f"22, '127.0.0.1:{used}:80', '203.0.113.9:2222:22'"
-        text = declaration("one", f", publish: [{ports}]") + f"metrics: 127.0.0.1:{used}\n"
+        text = declaration("one", f", publish: [{ports}]") + f"metrics: 127.0.0.1:{taken}\n"
         (site.folder / "one.yaml").write_text(text)
         why = site.refused("validate", "one.yaml")
+        (site.folder / "one.yaml").write_text(text.replace(str(taken), str(used)))
+        twice = site.refused("validate", "one.yaml")
+    assert f"metrics: the port {used} is published for ce" in twice
     assert "one.yaml:5:" in why
     assert "ports below 1024 are for root; publish another one, such as '2022:22'" in why
-    assert why.count(f"another program uses the port 127.0.0.1:{used} of this host") == 2
+    for port in (used, taken):
+        assert f"another program uses the port 127.0.0.1:{port} of this host" in why
     assert "203.0.113.9 is not an address of this host" in why
 
 
