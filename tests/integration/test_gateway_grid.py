@@ -81,7 +81,7 @@ def gateway(grid: Grid, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ga
         grid_up(f";tier3=condor ce.tier3.example {pool(made)}")
         made.command("worker add", HOST, "--output", folder, "--account", "vmjobs")
         config = folder / "60-gateway-tier3.conf"
-        # Like in operators.md, it is read before the configuration of vmjobs.
+        # HTCondor reads it before the configuration of vmjobs, 30-vmjobs.conf, as it must.
         run("docker", "cp", str(config), f"{grid.container(NODE)}:{NODE_CONFIG}")
         shutil.copy(folder / "token", volume(grid, NODE, "/etc/condor/tokens.d") / "gateway-tier3")
         run("docker", "restart", grid.container(NODE))

@@ -255,7 +255,7 @@ class Volley:
                 at_schedd = self.grid.api.job(job.id).condor
                 assert (state, at_schedd) == (JobState.CANCELED, None), "HTCondor never had it"
                 continue
-            # An end may be there twice, as above.
+            # A schedd that died may have recorded the end twice.
             ((status, exit),) = set(zip(found[::2], found[1::2], strict=True))
             assert (status == REMOVED) == (state is JobState.CANCELED), (job.id, state, found)
             # The exit code of a removed job's process, if HTCondor learned it, is not the job's end.

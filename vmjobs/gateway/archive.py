@@ -39,7 +39,6 @@ MAX_WINDOW: Final = 128 * 1024 * 1024
 #: Bytes that backing up and restoring leave free on the file system of the disks.
 RESERVED_BYTES: Final = 64 * 1024 * 1024
 
-
 ByteCallback = Callable[[int], object]
 
 

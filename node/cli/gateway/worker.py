@@ -84,7 +84,7 @@ def add(
     echo(f"  install -m 0644 {folder}/{config} /etc/condor/config.d/")
     echo(f"  install -m 0600 {folder}/{NODE_TOKEN_FILE} /etc/condor/tokens.d/gateway-{gateway.name}")
     echo("  systemctl restart condor")
-    echo(f"Jobs run there as {', '.join([*chosen, 'nobody'])}.")
+    echo(f"Accounts of jobs there: {', '.join([*chosen, 'nobody'])}")
 
 
 @click.command()
